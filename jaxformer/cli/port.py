@@ -114,6 +114,7 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
 
     from jaxformer.porting.checkpoint import open_checkpoint
     from jaxformer.porting.port import plan_port, write_port
+    from jaxformer.porting.source_checks import broken_companions, check_patterns
     from jaxformer.porting.targets import choose_target
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -139,7 +140,8 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
             force=options.force,
             base=options.base,
         )
-        for warning in checkpoint.raw.warnings:
+        check_patterns(checkpoint)
+        for warning in (*checkpoint.raw.warnings, *broken_companions(checkpoint)):
             console.print(f"[yellow]warning:[/] {escape(warning)}")
         planned = plan_port(checkpoint, target)
         command = shlex.join(["jaxformer", "port", *arguments])
@@ -180,11 +182,14 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
     if output.optimizer is not None:
         title = OPTIMIZERS[output.optimizer.kind].title
         rows["optimizer"] = f"{title} after {output.optimizer.count} steps"
+        if target.format == "torch" and output.order is None:
+            rows["optimizer"] += (
+                "; the order of named_parameters() is not known here, so match the groups by "
+                "their param_names"
+            )
     elif raw.optimizer is not None:
-        reason = f": {FORMAT_NAMES[target.format]}s hold none"
-        if target.format == "torch":
-            reason = ": PyTorch has no place for what jaxformer's Adafactor keeps"
-        rows["optimizer"] = "left out" + ("" if target.weights_only else reason)
+        reason = port.without_optimizer or f"{FORMAT_NAMES[target.format]}s hold none"
+        rows["optimizer"] = "left out" + ("" if target.weights_only else f": {reason}")
     if output.vocabulary is not None:
         rows["vocabulary"] = f"{len(output.vocabulary)} characters"
     elif port.checkpoint.tokenizer_file is not None:

@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.arguments import peek, peek_all
+from jaxformer.errors import Setting, UsageError
+from jaxformer.hardware.invocation import command
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import fine_tuning
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import WarmStart
+
+# Settings that messages name and that only a port takes.
+OF_PORT = {"dialect", "config", "force"}
 
 
 def read_start(
@@ -30,13 +35,23 @@ def read_start(
         return None, config
     from jaxformer.porting.train_states import read_warm_start
 
-    start = read_warm_start(
-        Path(source),
-        fresh="--fresh-optimizer" in arguments,
-        ignore=peek_all(arguments, "--ignore"),
-        meta=None if meta is None else Path(meta),
-        with_arrays=with_arrays,
-    )
+    try:
+        start = read_warm_start(
+            Path(source),
+            fresh="--fresh-optimizer" in arguments,
+            ignore=peek_all(arguments, "--ignore"),
+            meta=None if meta is None else Path(meta),
+            with_arrays=with_arrays,
+        )
+    except UsageError as error:
+        named = {part.name for part in error.args if isinstance(part, Setting)}
+        if not named & OF_PORT:
+            raise
+        ported = command("port", source, "DIR", "--dialect", "D", "--config", "config.json")
+        raise UsageError(
+            *error.args,
+            f". These are flags of jaxformer port: run {ported} first, and start from DIR",
+        ) from error
     config = config.with_model(start.model)
     if peek(arguments, "--preset") is None and not start.step:
         config = fine_tuning(config)

@@ -136,8 +136,19 @@ class Checkpoint:
         return {
             "dialect": plan.origin.dialect.name,
             "class": plan.origin.kind,
-            "order": list(plan.order),
+            "order": list(self.known_order(plan)),
         }
+
+    def known_order(self, plan: Plan) -> tuple[str, ...]:
+        """Returns the names of its arrays in the order of its modules; none if files sort them.
+
+        Args:
+            plan: what ``plan`` returned.
+        """
+        # Those of the library, and the indices of shards, are sorted by name.
+        is_sorted = any(file.suffix == ".safetensors" for file in self.raw.files)
+        is_sorted = is_sorted or self.raw.files[0].suffix == ".json"
+        return () if is_sorted else plan.order
 
     def files_beside(self) -> dict[str, Path]:
         """Returns the files that travel with the weights, by the names that copies get."""

@@ -10,15 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import ResourceError
 from jaxformer.porting.certificate import file_record, make_certificate
 from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.mapping.casts import DTYPES, cast
-from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM
+from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM, OptimizerState
 from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.parameter_order import parameter_order
 from jaxformer.porting.peft import has_adapters
 from jaxformer.porting.targets import CERTIFICATE, PortTarget, check_replaceable, plan_target
-from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress, declared_order
+from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress
 from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
 
 
@@ -32,6 +34,7 @@ class Port:
         imported: the plan from the source's names to the model.
         output: what is written.
         rounding: the largest rounding error of each array that is cast, by its path in the model.
+        without_optimizer: why the optimizer's state is left out, where the target could hold one.
     """
 
     checkpoint: Checkpoint
@@ -39,6 +42,7 @@ class Port:
     imported: Plan
     output: Output
     rounding: Mapping[str, float]
+    without_optimizer: str = ""
 
     @property
     def has_same_dialect(self) -> bool:
@@ -80,8 +84,28 @@ def plan_port(checkpoint: Checkpoint, target: PortTarget, ignore: Sequence[str] 
         plan = dataclasses.replace(imported, tensors=tensors)
     recorded = checkpoint.raw.record.get("origin") or {}
     exported = plan_target(plan, target, recorded)
-    output = _plan_output(checkpoint, imported, exported, target, recorded)
-    return Port(checkpoint, target, imported, output, rounding)
+    optimizer, reason = _plan_optimizer(checkpoint, imported, exported, target)
+    output = _plan_output(checkpoint, imported, exported, target, recorded, optimizer)
+    return Port(checkpoint, target, imported, output, rounding, reason)
+
+
+def _plan_optimizer(
+    checkpoint: Checkpoint, imported: Plan, exported: Plan, target: PortTarget
+) -> tuple[OptimizerState | None, str]:
+    """Returns the optimizer's state that is written, or None and why it is left out."""
+    if target.weights_only or target.format not in ("torch", "run"):
+        return None, ""
+    if checkpoint.adapter is not None:
+        return None, "it is that of the model without its adapters"
+    optimizer = checkpoint.optimizer_state(imported)
+    if optimizer is None:
+        return None, ""
+    if has_adapters(imported) and not has_adapters(exported):
+        return None, "it is that of the adapters, which are merged into the weights"
+    if target.format == "torch" and optimizer.kind in WITHOUT_TORCH_FORM:
+        title = OPTIMIZERS[optimizer.kind].title
+        return None, f"PyTorch has no place for what jaxformer's {title} keeps"
+    return optimizer, ""
 
 
 def _plan_output(
@@ -90,19 +114,14 @@ def _plan_output(
     exported: Plan,
     target: PortTarget,
     recorded: Mapping[str, Any],
+    optimizer: OptimizerState | None,
 ) -> Output:
     has_same_dialect = exported.origin.dialect.name == imported.origin.dialect.name
-    optimizer = None
-    if not target.weights_only and target.format in ("torch", "run"):
-        optimizer = checkpoint.optimizer_state(imported)
-    if optimizer is not None and has_adapters(imported) and not has_adapters(exported):
-        # It is that of the adapters.
-        optimizer = None
-    if optimizer is not None and target.format == "torch" and optimizer.kind in WITHOUT_TORCH_FORM:
-        optimizer = None
     order = None
     if target.format == "torch":
-        order = _parameter_order(exported, imported if has_same_dialect else None, recorded)
+        keeps_order = has_same_dialect and exported.origin.dialect.name != "jaxformer"
+        came = checkpoint.known_order(imported) if keeps_order else ()
+        order = parameter_order(exported, came, recorded)
     step = checkpoint.raw.record.get("step") if optimizer is None else optimizer.count
     return Output(
         target.format,
@@ -117,24 +136,6 @@ def _plan_output(
         base=checkpoint.base,
         source_config=imported.origin.config if has_same_dialect else {},
     )
-
-
-def _parameter_order(
-    exported: Plan, imported: Plan | None, recorded: Mapping[str, Any]
-) -> Sequence[str]:
-    """Returns the names in the order of the PyTorch model, by which its optimizers count.
-
-    That is the order in which they came in; otherwise that of jaxformer's modules, which torch_ref
-    shares.
-    """
-    dialect = exported.origin.dialect.name
-    if imported is not None and dialect != "jaxformer":
-        return imported.order
-    if recorded.get("dialect") == dialect and recorded.get("order"):
-        return list(recorded["order"])
-    links = {name: link for link in exported.links for name in link.target}
-    ordered = (links[target].source for target in declared_order(exported.module))
-    return list(dict.fromkeys(name for names in ordered for name in names))
 
 
 def write_port(

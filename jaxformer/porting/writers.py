@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from flax import nnx
 
 from jaxformer.errors import CheckpointError
-from jaxformer.parameters import abstract_module
 from jaxformer.porting.formats.raw_checkpoints import RECORD
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -222,35 +220,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def declared_order(module: Any) -> list[str]:
-    """Returns the parameters' names in the order in which the model's constructor makes them."""
-    config: Any = getattr(module, "config", None)
-    build = MODEL_OF_CONFIG.get(type(config))
-    if build is None:
-        return _parameters(module)
-    names: list[str] = []
-
-    def note(rngs: Any) -> Any:
-        # A module that went through eval_shape has its attributes in alphabetical order.
-        made = build(module.config, rngs=rngs)
-        names.extend(_parameters(made))
-        return made
-
-    abstract_module(note)
-    return names
-
-
-def _parameters(module: Any, path: str = "") -> list[str]:
-    names = []
-    children = enumerate(module) if isinstance(module, nnx.List) else vars(module).items()
-    for name, child in children:
-        if isinstance(child, nnx.Param):
-            names.append(f"{path}{name}")
-        elif isinstance(child, nnx.Module | nnx.List) and not str(name).startswith("_"):
-            names += _parameters(child, f"{path}{name}.")
-    return names
 
 
 # Each writes a file, or into a folder, and returns the SHA-256 of every array.

@@ -12,8 +12,9 @@ from flax import nnx
 from jaxformer.adapters import is_adapter
 from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_tree import flatten
 from jaxformer.distributed import processes
-from jaxformer.errors import UsageError
+from jaxformer.errors import Setting, UsageError
 from jaxformer.execution.delayed_draws import DelayedKeys, draw_arrays
 from jaxformer.parameters import Parameters, split
 from jaxformer.train_step import TrainState
@@ -55,7 +56,7 @@ def first_state(
         return strategy.initial_state(plan_parameters(config.model, config.seed)), []
     start, notes = _widen(start, dtypes)
     start = _draw_adapters(start, config, strategy.spec)
-    return _load_warm_start(start, config.steps, strategy, cast), notes
+    return _load_warm_start(start, config.model, config.steps, strategy, cast), notes
 
 
 def restore_state(
@@ -151,8 +152,29 @@ def _draw_adapters(start: WarmStart, config: TrainConfig, spec: StepSpec) -> War
     return dataclasses.replace(start, arrays=arrays)
 
 
+def _check_same_model(start: WarmStart, model: Any, shapes: Mapping[str, Any]) -> None:
+    """Checks that the settings are of the model that a run starts from.
+
+    Raises:
+        UsageError: they make other arrays; the settings that differ are named.
+    """
+    given = start.arrays["parameters"]
+    if {n: tuple(x.shape) for n, x in given.items()} == {n: x.shape for n, x in shapes.items()}:
+        return
+    before, now = flatten(start.model), flatten(model)
+    # Neither rates of dropout nor new adapters contradict it.
+    free = ("dropout",) if before.get("lora_rank") else ("dropout", "lora_")
+    changed = [n for n in now if now[n] != before.get(n) and not any(part in n for part in free)]
+    if changed:
+        has = ", ".join(f"{name} {before.get(name)}" for name in changed)
+        named = [part for name in changed for part in (Setting(name), f" {now[name]}", ", ")]
+        raise UsageError(
+            *named[:-1], f" contradicts the model in {start.source}, which has {has}: leave it out"
+        )
+
+
 def _load_warm_start(
-    start: WarmStart, steps: int, strategy: Strategy, cast: Cast | None
+    start: WarmStart, model: Any, steps: int, strategy: Strategy, cast: Cast | None
 ) -> TrainState:
     """The state that a model of another run gives, placed; moments are zero if it has none."""
     if start.step >= steps:
@@ -164,6 +186,7 @@ def _load_warm_start(
     shapes = state_shapes(spec.shapes, spec.optimizer)
     found = [group for group in GROUPS if group in start.arrays]
     given = {group: shapes.get(group, {}) for group in found}
+    _check_same_model(start, model, spec.shapes)
     check_arrays({g: start.arrays[g] for g in found}, given, cast=cast is not None)
     arrays: Arrays = {
         group: {

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.checkpoints import Manifest
-from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.errors import CheckpointError, Setting, UsageError
 from jaxformer.training.config import TrainConfig
 
 # With another value the state would no longer be that of the same experiment.
@@ -39,9 +39,16 @@ def check_resumable(
         The settings that changed and may change, one line each.
 
     Raises:
-        UsageError: a setting changed that a resumed run must keep; all such settings are named.
+        UsageError: a setting changed that a resumed run must keep, all such settings are named; or
+            the run has made more steps than it is to make.
         CheckpointError: the manifest has no settings.
     """
+    if config.steps < manifest["step"]:
+        raise UsageError(
+            Setting("steps"),
+            f" {config.steps} is below step {manifest['step']}, which this run has reached: give "
+            "that or more",
+        )
     # Read back, so that JSON's lists are tuples again and settings since added have their defaults.
     try:
         before = TrainConfig.from_dict(manifest["config"]).to_dict()

@@ -51,6 +51,7 @@ def folder(tmp_path_factory):
         ("{hf} out --dialect bloom", 2, []),
         ("{hf} out --config nowhere.json", 4, ["nowhere.json does not exist"]),
         ("{hf} out --ignore *.ln_f.*", 4, ["missing transformer.ln_f.weight"]),
+        ("{hf} out --ignore *.inv_freq", 2, ["--ignore '*.inv_freq'", "no array and no setting"]),
         ("{hf} out.pt --tpye x", 2, ["--tpye"]),
         ("hf://owner/name out", 2, ["nothing is fetched unasked", "--download and --sha256"]),
         ("https://host/x out --download", 2, ["--download needs --sha256"]),
@@ -77,6 +78,16 @@ def test_arrays_are_left_out_on_request(tmp_path, empty_folder):
     same("out", gpt2_state())
     proof = json.loads((empty_folder / "out" / "certificate.json").read_text())
     assert proof["source"]["ignored"] == ["score.weight"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_a_broken_file_beside_the_weights_is_named_and_copied(tmp_path, empty_folder, name):
+    path = hugging_face(tmp_path / "hf", gpt2_state())
+    (path / name).write_text("{")
+    shown = " ".join(port(path, "out", "--to", "hf").split())
+    assert f"warning: {path / name} is not JSON at character 1" in shown
+    assert "it is copied as it is" in shown
+    assert (empty_folder / "out" / name).read_text() == "{"
 
 
 def test_only_what_a_port_wrote_is_replaced_and_only_on_request(refuse, folder, tmp_path):

@@ -149,7 +149,8 @@ def test_sampling_and_starting_again_from_the_run(checkpoint, text, tmp_path, ca
     [
         (["--steps", "3"], 2, "3 steps behind it"),
         (["--resume"], 2, "leave out --init-from"),
-        (["--d-model", "48"], 4, "does not fit"),
+        (["--d-model", "48"], 2, "--d-model 48 contradicts the model in "),
+        (["--num-layers", "3"], 2, ", which has num_layers 2: leave it out"),
     ],
 )
 def test_what_cannot_work_is_rejected(checkpoint, text, tmp_path, capsys, flags, code, words):
@@ -157,6 +158,17 @@ def test_what_cannot_work_is_rejected(checkpoint, text, tmp_path, capsys, flags,
     arguments = ["--init-from", checkpoint, "--data", text, "--out", out, *FLAGS, *flags]
     assert run(*arguments) == code
     assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_what_only_a_port_takes_is_left_to_it(text, tmp_path, capsys):
+    torch.save({"a.weight": torch.zeros(3, 5)}, tmp_path / "other.pt")
+    out = tmp_path / "run"
+    assert run("--init-from", tmp_path / "other.pt", "--data", text, "--out", out, *FLAGS) == 2
+    said = capsys.readouterr().err
+    expected = f"port {tmp_path / 'other.pt'} DIR --dialect D --config config.json"
+    assert "These are flags of jaxformer port: run " in said
+    assert f"{expected} first, and start from DIR" in said
     assert not out.exists()
 
 

@@ -135,6 +135,16 @@ def test_pytorch_has_no_place_for_adafactor(run, capsys):
     assert "optimizer" not in torch.load("out.pt", weights_only=True)
 
 
+def test_what_is_of_merged_adapters_is_left_out(run, text, capsys):
+    run("base", "--steps", 1)
+    start = ["train", "--init-from", "base", "--data", str(text), "--out", "out", "--steps", "1"]
+    start += ["--fresh-optimizer", "--lora-rank", "2", "--devices", "1", "--sample-tokens", "0"]
+    assert main(start) == 0
+    assert main(["port", "out", "out.pt", "--as", "nanogpt"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "left out: it is that of the adapters, which are merged into the weights" in said
+
+
 @pytest.mark.parametrize("name", ["adamw", *OTHERS])
 def test_a_plan_counts_what_the_optimizer_keeps(name):
     model = meshes.LLAMA.replace(num_layers=3, d_model=128, d_ff=136)

@@ -251,3 +251,15 @@ def test_a_resume_that_is_rejected_changes_nothing(whole, capsys):
     assert resume("run", "--seed", 99) == 2
     assert "seed (1337 -> 99)" in capsys.readouterr().err
     assert snapshot("run/checkpoints") == before
+
+
+def test_fewer_steps_than_a_run_has_made_are_rejected(whole, capsys):
+    shutil.copytree(whole, "run")
+    before = {p: content for p, (_, content) in snapshot("run").items()}
+    assert resume("run", "--steps", 29) == 2
+    expected = "--steps 29 is below step 30, which this run has reached: give that or more"
+    assert expected in capsys.readouterr().err
+    after = {p: content for p, (_, content) in snapshot("run").items()}
+    assert {p.name for p in before.keys() | after.keys() if before.get(p) != after.get(p)} <= {
+        ".lock"
+    }

@@ -11,7 +11,8 @@ Adafactor keeps is not laid out as parameters are, and stays in jaxformer.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ def read_optimizer(
     shapes = _shapes(plan)
     named = [name for name in dict.fromkeys(_canonical(plan, plan.order)) if name in shapes]
     hidden = _hidden(plan)
-    names = _names_of(groups, named, shapes, hidden if kind == "muon" else ())
+    canonical = functools.partial(_canonical, plan)
+    names = _names_of(groups, named, shapes, hidden if kind == "muon" else (), canonical)
     settings = read_groups(groups, names, shapes)
     entries = {names.get(key, str(key)): entry for key, entry in state["state"].items()}
     problems = [f"unexpected state of {name}" for name in entries if name not in shapes]
@@ -160,10 +162,14 @@ def write_optimizer(
     Args:
         optimizer: the state.
         plan: the export of the model.
-        order: the source arrays in the order of ``named_parameters()``; default that of the plan.
+        order: the source arrays in the order of ``named_parameters()``; default any.
     """
     shapes, kind = _shapes(plan), optimizer.kind
-    names = [name for name in (order or plan.tensors) if name in shapes]
+    # PyTorch lists a tied array under the first of its names.
+    given = dict[str, str]()
+    for name in order or shapes:
+        given.setdefault(_canonical(plan, [name])[0], name)
+    names = [name for name in given if name in shapes]
     moments = export_moments(optimizer.moments, plan, kind)
     hidden = _hidden(plan) if kind == "muon" else set()
     state: dict[int, dict[str, Any]] = {}
@@ -187,7 +193,7 @@ def write_optimizer(
                 **write_group(kind, optimizer.settings, decays=decays),
                 **({"hidden": is_hidden} if kind == "muon" else {}),
                 "params": list(range(start, len(state))),
-                "param_names": members,
+                "param_names": [given[name] for name in members],
             }
         )
     return {"state": state, "param_groups": groups}
@@ -236,6 +242,7 @@ def _names_of(
     named: Sequence[str],
     shapes: Mapping[str, Any],
     hidden: Collection[str],
+    canonical: Callable[[Sequence[str]], list[str]],
 ) -> dict[Any, str]:
     """Returns the parameter that each entry of the groups is.
 
@@ -246,7 +253,7 @@ def _names_of(
     flat = [key for group in members for key in group]
     if flat and all(isinstance(key, str) for key in flat):
         return dict(zip(flat, unwrap(dict.fromkeys(flat)), strict=True))
-    given = list(unwrap({n: n for group in groups for n in group.get("param_names", ())}))
+    given = canonical(list(unwrap({n: n for g in groups for n in g.get("param_names", ())})))
     if len(given) == len(flat) and set(given) == set(named):
         return dict(zip(flat, given, strict=True))
     if len(flat) != len(named):

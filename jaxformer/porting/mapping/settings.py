@@ -17,11 +17,16 @@ target fields. ``write_settings`` exports: every row reads target fields and giv
 """
 
 import abc
+import functools
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
+from jaxformer.config_tree import setting_types
 from jaxformer.errors import UsageError
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.source_model import REQUIRED, SourceModel
 
 Values = Mapping[str, Any]
@@ -71,8 +76,36 @@ def read_settings(
     """
     fields = dict(values or {})
     for row in rows:
-        fields |= row.read(source_model, fields)
+        given = row.read(source_model, fields)
+        # Before a row below computes with it.
+        for field, value in given.items():
+            _check_number(row, field, value, source_model)
+        fields |= given
     return fields
+
+
+def _check_number(row: Row, field: str, value: Any, source_model: SourceModel) -> None:
+    """Checks that a field of numbers has one, and names the source's setting if it has not."""
+    types = _number_types().get(field, frozenset())
+    names = _as_tuple(row.source) if isinstance(row, Mapped) else (field,)
+    setting = next((n for n in names if source_model.config.get(n) is not None), names[0])
+    if types and type(value) not in types:
+        kind = "a number" if float in types else "an integer"
+        raise unsupported(setting, f"be {kind}", value)
+    if field in ("num_heads", "num_kv_heads") and value is not None and value < 1:
+        raise unsupported(setting, "be positive", value)
+
+
+@functools.cache
+def _number_types() -> Mapping[str, frozenset[type]]:
+    """Returns the types that fields of numbers may have, by the name of the field."""
+    found: dict[str, set[type]] = {}
+    for cls in MODEL_OF_CONFIG:
+        for name, hint in setting_types(cls).items():
+            found.setdefault(name, set()).update(typing.get_args(hint) or (hint,))
+    # An integer is a number too.
+    wide = {name: types | {int} if float in types else types for name, types in found.items()}
+    return {n: frozenset(types) for n, types in wide.items() if types <= {int, float, NoneType}}
 
 
 def write_settings(rows: Iterable[Row], config: Any) -> dict[str, Any]:
@@ -207,7 +240,10 @@ class Mapped(Row):
             value = source_model.setting(*names, default=None if is_derived else self.default)
             if value is None and is_derived:
                 value = self.default(source_model, values)
-        value = self.translation.to_target(names[0], value, values)
+        try:
+            value = self.translation.to_target(names[0], value, values)
+        except (TypeError, ValueError):
+            raise unsupported(names[0], "have a value of the right type", value) from None
         return dict.fromkeys(_as_tuple(self.target), value)
 
     def write(self, config: Any) -> dict[str, Any]:
