@@ -9,8 +9,9 @@ array. PyTorch need not be installed to port files.
 - ``checkpoint``: ``open_checkpoint`` and ``load_model``, for files and folders of any format.
 - ``train_states``: training that starts from a checkpoint or changes the framework in mid-run.
 - ``data``: what a run trains on by its name; nanoGPT's pickle is read here.
-- ``port``: plans and writes a port; ``targets`` chooses format and dialect, ``writers`` writes each
-  format, ``certificate`` records what was done.
+- ``port``: plans and writes a port; ``source_checks`` looks at what lies beside the weights,
+  ``targets`` chooses format and dialect, ``parameter_order`` says in which order a class has its
+  parameters, ``writers`` writes each format, ``certificate`` records what was done.
 - ``peft``: adapters in PEFT's folders, and merged into weights.
 - ``formats/``: files. ``mapping/``: which array becomes which. ``dialects/``: one file a code base.
 """

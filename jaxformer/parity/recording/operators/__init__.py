@@ -19,5 +19,6 @@ operators of the backward pass on the same tape.
 - ``host_calls``: a call in a jaxpr that is made when it is evaluated.
 - ``numpy_operators``: common primitives in numpy, which compiles nothing.
 - ``sources``: the user's line of code that made an equation.
-- ``signatures``: inputs that fit no argument, named in the error.
+- ``signatures``, ``failures``: inputs that fit no argument, and what a user's model raises, in one
+  line.
 """
