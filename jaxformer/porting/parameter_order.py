@@ -61,7 +61,7 @@ def sort_parameters(names: Iterable[str], order: Sequence[str]) -> list[str] | N
     Returns:
         The names, or None where the order does not have a part of one.
     """
-    ranks = {name: rank for rank, name in enumerate(order)}
+    ranks = {part: number for number, part in enumerate(order)}
 
     def place(name: str) -> list[tuple[bool, int]]:
         *modules, parameter = name.split(".")

@@ -23,7 +23,7 @@ from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.parallel import StepSpec, Strategy
 from jaxformer.training.parallel.step_spec import make_model
 from jaxformer.training.parallel.strategy import PlannedParameters
-from jaxformer.training.resume_checks import check_resumable
+from jaxformer.training.resume_checks import check_resumable, check_steps
 from jaxformer.training.run_folder import RunFolder
 from jaxformer.training.state_arrays import (
     check_arrays,
@@ -82,6 +82,7 @@ def restore_state(
     arrays, manifest, damaged = folder.checkpoints.restore_latest(
         quarantine=True, shardings=strategy.shardings(), accept=accept
     )
+    check_steps(manifest, config)
     # A run that is rejected must leave the folder as it was, so this comes after ``accept``.
     warnings = processes.on_primary(folder.checkpoints.tidy)
     state = strategy.place(from_arrays(arrays, spec.shapes, spec.optimizer))

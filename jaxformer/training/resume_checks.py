@@ -39,16 +39,9 @@ def check_resumable(
         The settings that changed and may change, one line each.
 
     Raises:
-        UsageError: a setting changed that a resumed run must keep, all such settings are named; or
-            the run has made more steps than it is to make.
+        UsageError: a setting changed that a resumed run must keep; all such settings are named.
         CheckpointError: the manifest has no settings.
     """
-    if config.steps < manifest["step"]:
-        raise UsageError(
-            Setting("steps"),
-            f" {config.steps} is below step {manifest['step']}, which this run has reached: give "
-            "that or more",
-        )
     # Read back, so that JSON's lists are tuples again and settings since added have their defaults.
     try:
         before = TrainConfig.from_dict(manifest["config"]).to_dict()
@@ -72,6 +65,24 @@ def check_resumable(
         changes["corpus"] = f"SHA-256 {digest[:12]} -> {corpus_sha256[:12]}"
     _reject_fixed(changes)
     return [f"{name}: {change}" for name, change in changes.items()]
+
+
+def check_steps(manifest: Manifest, config: TrainConfig) -> None:
+    """Checks that a run is to make at least the steps that it has made.
+
+    Args:
+        manifest: of the checkpoint from which it continues.
+        config: the settings of the run from here on.
+
+    Raises:
+        UsageError: it is to make fewer.
+    """
+    if config.steps < manifest["step"]:
+        raise UsageError(
+            Setting("steps"),
+            f" {config.steps} is below step {manifest['step']}, which this run has reached: give "
+            "that or more",
+        )
 
 
 def _reject_fixed(changes: dict[str, str]) -> None:

@@ -239,9 +239,9 @@ def _furnish(bench: Workbench, folder: Path) -> None:
     for name, data in texts.items():
         (folder / f"{name}.txt").write_bytes(data)
     run = folder / "run"
-    flags = [*SELDOM, "--steps", 4, "--checkpoint-interval", 2, "--data", folder / "text.txt"]
+    flags = [*SELDOM, "--steps", 4, "--checkpoint-interval", 2]
     for arguments in (
-        bench.train(run, *flags),
+        bench.train(run, *flags, text=folder / "text.txt"),
         ["port", run, folder / "other.safetensors"],
         ["port", run, folder / "bare.pt", "--weights-only"],
     ):

@@ -83,9 +83,10 @@ class Workbench:
         """A generator of one fault's own: the same whichever others are run."""
         return random.Random(f"{self.seed} {name}")
 
-    def train(self, out: Path, *more: object) -> list[str]:
-        """The arguments of a run on the text."""
-        return ["train", "--data", str(self.text), "--out", str(out), *FLAGS, *map(str, more)]
+    def train(self, out: Path, *more: object, text: Path | None = None) -> list[str]:
+        """The arguments of a run on a text; default the one of all runs."""
+        data = str(self.text if text is None else text)
+        return ["train", "--data", data, "--out", str(out), *FLAGS, *map(str, more)]
 
     def call(self, arguments: Sequence[object], folder: Path | None = None) -> Done:
         """A command in this process, from the argument parser on."""

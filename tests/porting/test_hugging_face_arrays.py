@@ -129,8 +129,8 @@ UNSUPPORTED = [
         {"layer_norm_elementwise_affine": False},
         _unsupported("layer_norm_elementwise_affine", "False"),
     ),
-    ("opt", {"num_attention_heads": 0}, "these settings make no OPTForCausalLM"),
-    ("opt", {"hidden_size": "wide"}, "these settings make no OPTForCausalLM"),
+    ("opt", {"num_attention_heads": 0}, "num_attention_heads must be positive: got 0"),
+    ("opt", {"hidden_size": "wide"}, "hidden_size must be an integer: got 'wide'"),
 ]
 
 

@@ -345,3 +345,13 @@ def test_xla_flags_win_over_the_options_of_a_step(monkeypatch):
         monkeypatch.setenv("XLA_FLAGS", flags)
         strategy.compile_steps(None, None, None, None)
         assert given.pop() == expected
+
+
+@pytest.mark.parametrize("expert", [1, 2])
+def test_experts_are_trained_in_bfloat16_on_a_mesh(text, expert):
+    """XLA's CPU compiler would end the process at a sum of their gradients in bfloat16."""
+    experts = ["--num-experts", 4, "--activation", "swiglu", "--dtype", "bfloat16"]
+    mesh = ["--strategy", "mesh", "--devices", 2, "--expert", expert]
+    assert train(text, "out", "--steps", 2, *experts, *mesh) == 0
+    assert train(text, "one", "--steps", 2, *experts) == 0
+    assert losses("out") == pytest.approx(losses("one"), rel=1e-2)

@@ -182,7 +182,7 @@ ELECTRA = (
     ),
 )
 MEGATRON = (*SIZES, *KIN, Fixed("embedding_norm", False))
-IS_USED = Conversion(lambda is_used, values: bool(is_used), lambda number, config: number > 0)
+IS_USED = Conversion(lambda is_used, values: int(bool(is_used)), lambda number, config: number > 0)
 IF_USED = Conversion(
     lambda number, values: number if values["num_task_types"] else 0,
     lambda number, config: number or 3,

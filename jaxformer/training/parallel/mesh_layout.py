@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.execution.sharding import Attend, Mix
-from jaxformer.layers import Dropout
+from jaxformer.layers import Dropout, widen
 from jaxformer.masks import expand_mask
 from jaxformer.parameters import map_parameters, merge, split
 from jaxformer.training.parallel.sharding_rules import (
@@ -147,22 +147,24 @@ class MeshLayout:
         if left or rows.shape[0] % math.prod(self.sizes[axis] for axis in batch):
             return mix(projections, rows, *arrays)
         split_modules = [split(module) for module in projections]
+        dtypes = [{name: p.dtype for name, p in own.items()} for _, own in split_modules]
 
         def part(parameters: Any, place: Array, arrays: Any) -> Array:
             modules = [
-                merge(definition, own)
-                for (definition, _), own in zip(split_modules, parameters, strict=True)
+                merge(definition, {name: p.astype(known[name]) for name, p in own.items()})
+                for (definition, _), own, known in zip(
+                    split_modules, parameters, dtypes, strict=True
+                )
             ]
             if count == 1:
                 return mix(modules, *arrays)
-            every_row, chosen, weights, keep = jax.tree.map(
-                lambda x: jax.lax.all_gather(x, "expert", axis=0, tiled=True), arrays
-            )
+            every_row, chosen, weights, keep = jax.tree.map(_gather_experts, arrays)
             local = chosen - place[0] * experts
             is_here = (local >= 0) & (local < experts)
             local = jnp.where(is_here, local, experts)
             y = mix(modules, every_row, local, jnp.where(is_here, weights, 0), keep)
-            return jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
+            summed = jax.lax.psum_scatter(_for_sums(y), "expert", scatter_dimension=0, tiled=True)
+            return summed.astype(y.dtype)
 
         own = PartitionSpec("expert") if count > 1 else PartitionSpec()
         shared: Any = jax.shard_map(
@@ -175,7 +177,24 @@ class MeshLayout:
         )
         # A device's place along an axis cannot be asked for where another axis is Auto.
         places = jnp.arange(count)
-        return shared([parameters for _, parameters in split_modules], places, (rows, *arrays))
+        parameters = [jax.tree.map(_for_sums, own) for _, own in split_modules]
+        return shared(parameters, places, (rows, *arrays))
+
+
+def _gather_experts(x: Array) -> Array:
+    """Returns the rows of all devices along ``expert``."""
+    whole = jax.lax.all_gather(_for_sums(x), "expert", axis=0, tiled=True)
+    return whole.astype(x.dtype)
+
+
+def _for_sums(x: Array) -> Array:
+    """Returns ``x`` in the dtype in which it, or its gradient, is summed over devices.
+
+    XLA's CPU compiler adds bfloat16 in float32. Where some axes of the mesh are Auto, it ends the
+    process while it makes that sum, so there the sum is float32 from the start.
+    """
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jax.default_backend() == "cpu"
+    return widen(x) if is_narrow else x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
