@@ -6,8 +6,8 @@ something else than the reference's between the same places.
 - ``walk``: goes through the candidate's tape from anchor to anchor.
 - ``ends``, ``false_anchors``: where a wrong segment ends, and where it begins.
 - ``divergences``: a wrong segment, and trials of other arrays in it.
-- ``results``, ``result_checks``: the results: their numbers, and whether they are complete, in their
-  places, finite alike, and the same integers.
+- ``results``, ``result_checks``: the results: their numbers, and whether they are complete, in
+  their places, finite alike, and the same integers.
 - ``constants``: what float32 does to the numbers and tables of a segment.
 - ``effects``: how much of a wrong segment reaches the results.
 - ``unverified``: parameters that nothing shows to be right.
