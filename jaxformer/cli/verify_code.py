@@ -140,6 +140,8 @@ def _naming_errors(what: str) -> Iterator[None]:
     Raises:
         UsageError: the code raised an error which is neither jaxformer's own nor lack of memory.
     """
+    from jaxformer.parity.words import name_error
+
     try:
         yield
     except JaxformerError:
@@ -147,8 +149,7 @@ def _naming_errors(what: str) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        lines = str(error).strip().splitlines()[:1]
-        raise UsageError(f"{what} raised {': '.join([type(error).__name__, *lines])}") from error
+        raise UsageError(f"{what} raised {name_error(error)}") from error
 
 
 def _function(name: str, flag: str) -> Callable[..., Any]:

@@ -42,6 +42,15 @@ def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def name_error(error: BaseException) -> str:
+    r"""Returns the class of an error and the first line of what it says.
+
+    >>> name_error(KeyError()), name_error(ValueError("one\ntwo"))
+    ('KeyError', 'ValueError: one')
+    """
+    return ": ".join(filter(None, (type(error).__name__, *str(error).strip().splitlines()[:1])))
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Returns a question for the known name that is most like another one, "" if none is."""
     close = difflib.get_close_matches(name, known, 1)

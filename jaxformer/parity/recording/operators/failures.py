@@ -11,7 +11,7 @@ import jax
 from jaxformer.errors import JaxformerError, UsageError, is_out_of_memory
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.sources import line_of_frames
-from jaxformer.parity.words import listed, shorten
+from jaxformer.parity.words import listed, name_error, shorten
 
 # What models raise of inputs that they cannot compute with.
 _OF_INPUTS = (IndexError, RuntimeError, TypeError, ValueError)
@@ -57,7 +57,7 @@ def raised_by_candidate(error: Exception) -> Exception | None:
 
 
 def _describe(side: str, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    text = ": ".join(filter(None, (type(error).__name__, *str(error).strip().splitlines()[:1])))
+    text = name_error(error)
     frames = [(f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__)]
     place = line_of_frames(frame for frame in reversed(frames) if _TORCH not in frame[0])
     text += f" at {shorten(place)}" if place else ""

@@ -152,17 +152,17 @@ def _other_choices(walk: Walk) -> Iterator[WrongResult]:
                 f"integers that the reference returns were not compared: {listed(list(right))}"
             )
     for name, value, wanted in pairs:
-        mine, theirs = np.asarray(walk.array(value)), np.asarray(wanted.data)
-        if mine.size != theirs.size:
-            message = f"{_called(name)} has the shape {mine.shape}, not {theirs.shape}"
+        found, expected = np.asarray(walk.array(value)), np.asarray(wanted.data)
+        if found.size != expected.size:
+            message = f"{_called(name)} has the shape {found.shape}, not {expected.shape}"
             yield WrongResult(value, wanted, message)
             continue
-        wrong = mine.reshape(theirs.shape).astype(np.int64) != theirs.astype(np.int64)
+        wrong = found.reshape(expected.shape).astype(np.int64) != expected.astype(np.int64)
         if wrong.any():
             first = tuple(int(i) for i in np.argwhere(wrong)[0])
             message = (
                 f"{int(wrong.sum())} of the {wrong.size} integers of {_called(name)} differ: "
-                f"{mine.reshape(theirs.shape)[first]} in place of {theirs[first]}"
+                f"{found.reshape(expected.shape)[first]} in place of {expected[first]}"
             )
             yield WrongResult(value, wanted, message)
 
