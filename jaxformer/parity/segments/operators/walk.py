@@ -28,8 +28,8 @@ from jaxformer.parity.segments.operators.ends import (
     MOST_RUN_IF_EXPLAINED,
     MOST_RUN_TO_ENDS,
     earliest_end,
-    wrong_factors,
 )
+from jaxformer.parity.segments.operators.factors import wrong_factors
 from jaxformer.parity.segments.operators.false_anchors import false_anchor
 from jaxformer.parity.segments.operators.weight_values import leads_right, required_values
 
