@@ -22,6 +22,9 @@ from jaxformer.feed_forward import GatedFeedForward, multiply_gate
 from jaxformer.initializers import torch_linear
 from jaxformer.layers import Dropout, Linear, widen
 
+# What an expert consists of.
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
 
 class ExpertWeights(nnx.Module):
     """Holds ``kernel`` W (E, I, O) and ``bias`` b (E, O), which its owner reads.
@@ -296,7 +299,7 @@ class MixtureOfExperts(nnx.Module):
         """Returns the branch's output, in the dtype of x, and what its router chose if wanted."""
         rows_RD = jnp.reshape(x, (-1, x.shape[-1]))
         routing = self.router(rows_RD)
-        projections = self.gate_proj, self.up_proj, self.down_proj
+        projections = {name: getattr(self, name) for name in PROJECTIONS}
         # Drawn for all rows at once, as a mask depends on its place in the batch.
         keep = self.hidden_dropout.keep((routing.experts.size, self.up_proj.kernel.shape[-1]))
         mix = share_experts(self._mix)
@@ -313,7 +316,7 @@ class MixtureOfExperts(nnx.Module):
 
     def _mix(
         self,
-        projections: Sequence[ExpertWeights],
+        projections: Mapping[str, ExpertWeights],
         rows: Float[Array, "R D"],
         experts: Int[Array, "R C"],
         weights: Float[Array, "R C"],
@@ -323,19 +326,20 @@ class MixtureOfExperts(nnx.Module):
 
         A row of expert E is of none of these: its expert is on another device.
         """
-        *first_two, down_proj = projections
+        each = [projections[name] for name in PROJECTIONS]
+        *first_two, down_proj = each
         order = sort_by_group(experts)
         x = rows_in_order(rows, order)
         biases = [None if proj.bias is None else widen(proj.bias[...]) for proj in first_two]
         activate = _Activation(self.activation, self.clamp, self.hidden_dropout.rate)
-        separate = [proj.separate for proj in projections if proj.separate is not None]
-        if len(separate) == len(projections) and keep is None:
+        separate = [proj.separate for proj in each if proj.separate is not None]
+        if len(separate) == len(each) and keep is None:
             kernels = [Kernels(*own) for own in zip(*separate, strict=True)]
             y = separate_feed_forward(x, kernels, biases, order.groups, len(rows), activate)
         else:
             y = grouped_feed_forward(
                 x,
-                Kernels(*(proj.kernel[...] for proj in projections)),
+                Kernels(*(proj.kernel[...] for proj in each)),
                 biases,
                 None if keep is None else jnp.take(keep, order.order, axis=0),
                 order.groups,

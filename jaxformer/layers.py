@@ -63,7 +63,7 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Returns ``x``, of any leading shape, projected; in the dtype of x and of the kernel."""
         rows = jnp.reshape(x, (-1, x.shape[-1]))
-        if self.kernel_OI is not None and few_rows.is_few(len(rows)):
+        if self.kernel_OI is not None and few_rows.takes_copies(len(rows)):
             y = few_rows.product(rows, self.kernel_OI)
         else:
             y = row_product(rows, self.kernel[...])
@@ -88,7 +88,7 @@ def project(x: Float[Array, "... I"], *layers: Any) -> list[Float[Array, "... _"
     rows = jnp.reshape(x, (-1, x.shape[-1]))
     first = layers[0]
     kernels_OI = first.joined_OI if isinstance(first, Linear) else None
-    if kernels_OI is None or not few_rows.is_few(len(rows)):
+    if kernels_OI is None or not few_rows.takes_copies(len(rows)):
         return [layer(x) for layer in layers]
     widths = [layer.kernel.shape[1] for layer in layers]
     made = jnp.split(few_rows.product(rows, kernels_OI), np.cumsum(widths)[:-1], axis=1)

@@ -22,6 +22,7 @@ from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.raw_checkpoints import RawCheckpoint
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.port import plan_port, write_port
+from jaxformer.porting.source_checks import check_patterns
 from jaxformer.porting.targets import choose_target
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
@@ -233,6 +234,7 @@ def load(path: str | Path, **options: Any) -> Model:
         ResourceError: it cannot be read.
     """
     checkpoint = open_checkpoint(path, **options)
+    check_patterns(checkpoint)
     for warning in checkpoint.raw.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model.of_checkpoint(checkpoint)

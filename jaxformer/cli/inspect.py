@@ -285,6 +285,7 @@ def run(arguments: Sequence[str]) -> None:
 def _list(options: TreeOptions) -> None:
     from jaxformer.inspection.checkpoint_tree import describe, print_tree
     from jaxformer.porting.checkpoint import open_checkpoint
+    from jaxformer.porting.source_checks import check_patterns
 
     checkpoint = open_checkpoint(
         options.path,
@@ -295,6 +296,7 @@ def _list(options: TreeOptions) -> None:
         ignore=options.ignore,
         force=options.force,
     )
+    check_patterns(checkpoint)
     facts = describe(checkpoint, as_flag)
     if options.json:
         print(json.dumps(facts, indent=1, ensure_ascii=False))
@@ -316,10 +318,12 @@ def _inspect(what: str, options: InspectOptions) -> None:
     from jaxformer.inspection.inspected_model import InspectedModel
     from jaxformer.inspection.inspections import INSPECTIONS
     from jaxformer.porting.checkpoint import open_checkpoint
+    from jaxformer.porting.source_checks import check_patterns
 
     checkpoint = open_checkpoint(
         options.path, step=options.step, best=options.best, ignore=options.ignore
     )
+    check_patterns(checkpoint)
     for warning in checkpoint.raw.warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
     numbers = INSPECTIONS[what](InspectedModel.load(checkpoint), **_own_settings(options))

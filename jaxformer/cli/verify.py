@@ -213,6 +213,7 @@ def _open_session(
     from jaxformer.parity.sources.checkpoints import open_source
     from jaxformer.parity.sources.tokens import TextInput
     from jaxformer.parity.streaming.choice import Streaming
+    from jaxformer.porting.source_checks import check_patterns
 
     text = None
     if options.data != "random":
@@ -232,6 +233,7 @@ def _open_session(
             (options.candidate, "b", options.dialect_b, options.config_b),
         )
     ]
+    check_patterns(*(source.checkpoint for source in sources))
     for source in sources:
         for warning in source.checkpoint.raw.warnings:
             print(f"jaxformer: warning: {warning}", file=sys.stderr)

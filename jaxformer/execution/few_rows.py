@@ -14,14 +14,16 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
 
-# One row has a fast kernel of XLA's own; with more than the most the order is worth its time.
+# One row has a kernel of XLA's own, which reads a matrix with its outputs along the first dimension
+# as fast; with more rows than the most the order is worth its time.
 FEWEST_ROWS, MOST_ROWS = 2, 32
-# A matrix that has its outputs along the second dimension is copied once for a text, which takes as
-# long as two to four products spare, and with fewer rows than these ten.
-FEWEST_ROWS_TO_COPY = 4
+# A matrix that has its outputs along the second dimension is copied once for a text. This takes as
+# long as two to four products spare, and where they spare little, by the number of rows, longer.
 FEWEST_TOKENS_TO_COPY = 8
-# What the copies of a model may take beside it.
-MOST_COPIED_BYTES = 2**30
+TOKENS_TO_COPY_FOR = {1: 48, 2: 24, 3: 24}
+# What the copies of a model may take beside it, and the least for these few rows: products with
+# what lies in a processor's cache spare nothing.
+LEAST_COPIED_BYTES, MOST_COPIED_BYTES = 2**24, 2**30
 # The largest number of each row is looked for in so many parts, and where a column, with one number
 # of each row, fills a register.
 PARTS = 4
@@ -33,6 +35,11 @@ def is_few(rows: int) -> bool:
     return FEWEST_ROWS <= rows <= MOST_ROWS and CompilationTarget.here().platform == "cpu"
 
 
+def takes_copies(rows: int) -> bool:
+    """Returns whether ``product`` by a transposed copy is faster for so many rows."""
+    return 1 <= rows <= MOST_ROWS and CompilationTarget.here().platform == "cpu"
+
+
 def is_worth_copies(rows: int, tokens: int, copied_bytes: int) -> bool:
     """Returns whether the products of a text are faster with transposed copies.
 
@@ -41,11 +48,11 @@ def is_worth_copies(rows: int, tokens: int, copied_bytes: int) -> bool:
         tokens: how many the text may get, which are as many products.
         copied_bytes: what the copies take.
     """
+    least = LEAST_COPIED_BYTES if rows in TOKENS_TO_COPY_FOR else 0
     return (
-        rows >= FEWEST_ROWS_TO_COPY
-        and is_few(rows)
-        and tokens >= FEWEST_TOKENS_TO_COPY
-        and copied_bytes <= MOST_COPIED_BYTES
+        takes_copies(rows)
+        and tokens >= TOKENS_TO_COPY_FOR.get(rows, FEWEST_TOKENS_TO_COPY)
+        and least <= copied_bytes <= MOST_COPIED_BYTES
     )
 
 

@@ -2,11 +2,11 @@
 
 import contextvars
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.scopes import set_within
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout, sinks) to the output, and to the weights or None.
 Attend = Callable[..., tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]]
 
-# (projections, rows_RD, experts_RC, weights_RC, keep) to outputs (R, D).
+# (projections by name, rows_RD, experts_RC, weights_RC, keep) to outputs (R, D).
 Mix = Callable[..., Array]
 
 
@@ -58,8 +58,14 @@ class Layout(Protocol):
         ...
 
     def share_experts(
-        self, mix: Mix, projections: Sequence[Any], rows: Array, *arrays: Array | None
-    ) -> Array:
+        self,
+        mix: Mix,
+        projections: Mapping[str, Any],
+        rows: Float[Array, "R D"],
+        chosen: Int[Array, "R C"],
+        weights: Float[Array, "R C"],
+        keep: Bool[Array, "RC F"] | None,
+    ) -> Float[Array, "R D"]:
         """Calls ``mix`` on every device with its own experts, and adds up what they return."""
         ...
 

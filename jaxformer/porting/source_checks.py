@@ -23,22 +23,32 @@ def broken_companions(checkpoint: Checkpoint) -> list[str]:
     return lines
 
 
-def check_patterns(checkpoint: Checkpoint) -> None:
-    """Checks that each pattern of names to leave out is of something.
+def check_patterns(*checkpoints: Checkpoint) -> None:
+    """Checks that each pattern of names to leave out is of something in one of the checkpoints.
 
     Raises:
         UsageError: some are not; all are named.
     """
-    tensors = checkpoint.raw.tensors
-    known = [*tensors, *unwrap(tensors), *_names(checkpoint.raw.record.get("config"))]
-    known += _names(checkpoint.config)
-    without = [p for p in checkpoint.ignore if not any(fnmatchcase(name, p) for name in known)]
+    known = [name for checkpoint in checkpoints for name in _known_names(checkpoint)]
+    patterns = dict.fromkeys(p for checkpoint in checkpoints for p in checkpoint.ignore)
+    without = [p for p in patterns if not any(fnmatchcase(name, p) for name in known)]
     if without:
-        raise UsageError(
-            Setting("ignore"),
-            f" {' '.join(map(repr, without))}: {checkpoint.path} has no array and no setting of "
-            "such a name",
+        first, *others = (str(checkpoint.path) for checkpoint in checkpoints)
+        what = "no array and no setting of such a name"
+        has = (
+            f"{first} has {what}"
+            if not others
+            else f"{first} and {' and '.join(others)} have {what}"
         )
+        raise UsageError(Setting("ignore"), f" {' '.join(map(repr, without))}: {has}")
+
+
+def _known_names(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yields the names of arrays and of settings."""
+    tensors = checkpoint.raw.tensors
+    yield from (*tensors, *unwrap(tensors))
+    yield from _names(checkpoint.raw.record.get("config"))
+    yield from _names(checkpoint.config)
 
 
 def _names(settings: Any) -> Iterator[str]:

@@ -22,6 +22,7 @@ from jaxformer.porting.mapping.optimizer_state import (
     find_kind,
     read_optimizer,
 )
+from jaxformer.porting.source_checks import check_patterns
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
 from jaxformer.training.state_arrays import fill_state, moments_of
@@ -50,6 +51,7 @@ def read_warm_start(
         CheckpointError: it is missing, damaged or incomplete.
     """
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
+    check_patterns(checkpoint)
     plan = checkpoint.plan()
     model: Any = getattr(plan.module, "config", None)
     reads_source = isinstance(model, EncoderDecoderConfig)

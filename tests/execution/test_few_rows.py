@@ -45,8 +45,10 @@ def left_shapes(function, x):
 
 @pytest.mark.parametrize(
     ("rows", "left", "copied"),
-    [(1, False, False), (2, True, False), (3, True, False), (4, True, True), (32, True, True),
-     (33, False, False)],
+    [
+        (1, False, False), (2, True, False), (3, True, False), (4, True, True),
+        (32, True, True), (33, False, False),
+    ],
 )  # fmt: skip
 def test_matrices_stand_on_the_left_where_rows_are_few(rows, left, copied):
     pair, x = Pair(), jnp.ones((rows, 1, INPUTS))
@@ -57,6 +59,20 @@ def test_matrices_stand_on_the_left_where_rows_are_few(rows, left, copied):
     assert left_shapes(pair.linear, x) == [(OUTPUTS, INPUTS) if copied else (rows, INPUTS)]
     for again, once in zip((pair.linear(x), pair.table.attend(x)), before, strict=True):
         np.testing.assert_allclose(again, once, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("is_longer", [True, False])
+def test_one_to_three_rows_take_copies_for_a_longer_text(monkeypatch, rows, is_longer):
+    monkeypatch.setattr(few_rows, "LEAST_COPIED_BYTES", 4 * INPUTS * OUTPUTS)
+    tokens = few_rows.TOKENS_TO_COPY_FOR[rows] - (not is_longer)
+    pair, x = Pair(), jnp.ones((rows, 1, INPUTS))
+    before = pair.linear(x)
+    prepare_few_rows(pair, few_row_kernels(pair, rows, tokens))
+    assert left_shapes(pair.linear, x) == [(OUTPUTS, INPUTS) if is_longer else (rows, INPUTS)]
+    np.testing.assert_allclose(pair.linear(x), before, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(few_rows, "LEAST_COPIED_BYTES", 4 * INPUTS * OUTPUTS + 1)
+    assert not few_row_kernels(pair, rows, tokens)
 
 
 def test_a_call_with_many_rows_leaves_the_matrix_on_the_right():

@@ -18,7 +18,7 @@ WRONG = {
     "max_position_embeddings": ["64"],
     "head_dim": [4.5],
     "hidden_size": ["24"],
-    "rope_theta": ["a", [1]],
+    "rope_theta": ["a", [1], "10000", True],
     "sliding_window": ["16"],
     "vocab_size": [True],
 }

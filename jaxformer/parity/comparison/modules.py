@@ -41,6 +41,7 @@ from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.recording.memory import LARGE, release
 from jaxformer.parity.recording.operators.evaluation import evaluator_of
+from jaxformer.parity.recording.operators.failures import naming_failures
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.calls.products import compare_held_product, is_large_product
 from jaxformer.parity.segments.calls.reference_gradients import ReferenceGradients
@@ -285,9 +286,10 @@ class ModuleComparison:
         return found
 
     def _call(self, module: Any, inputs: Sequence[Any]) -> Any:
-        if self.call is not None:
-            return self.call(module, inputs)
-        return call_candidate(module, inputs, **self.positions)
+        with naming_failures("candidate", inputs, {}, lambda error: error):
+            if self.call is not None:
+                return self.call(module, inputs)
+            return call_candidate(module, inputs, **self.positions)
 
     def _low_pass(self) -> dict[str, jax_trace.JaxCall]:
         """Returns the pass of the candidate in the dtype under test."""

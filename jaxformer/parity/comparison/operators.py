@@ -29,11 +29,8 @@ from jaxformer.parity.judging.coverage import (
 )
 from jaxformer.parity.judging.divergences import judge_backward, judge_forward
 from jaxformer.parity.judging.labels import Labels
-from jaxformer.parity.matching.operators.parameters import (
-    buffers_with_gradients,
-    in_reference_numbers,
-    match_parameters,
-)
+from jaxformer.parity.matching.operators.parameters import buffers_with_gradients
+from jaxformer.parity.matching.operators.rounded_parameters import match_parameters_in_full
 from jaxformer.parity.matching.operators.values import Index
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.recording.operators.candidates import (
@@ -150,14 +147,13 @@ class _Comparison:
         buffers = {name: value.data for name, value in tape.buffers.items()}
         sources = reference.stored | buffers
         self._size = sum(array.size for array in targets.values())
-        self.parameters = match_parameters(sources, targets, buffers)
+        self.parameters, known = match_parameters_in_full(sources, targets, buffers)
         release(self._size)
         self.walk = Walk(tape, line_that_reads, index)
         self.walk.unknown = set(self.parameters.unmatched)
         self.walk.missing = set(self.parameters.missing)
         self.walk.partly = self.parameters.partly
         self.walk.index.add(tape.values)
-        known = in_reference_numbers(self.parameters, sources, targets)
         called = None if model.caller else model.bind(model.parameters)
         with (
             naming_failures("candidate", *given, raised_by_candidate),

@@ -1,12 +1,14 @@
 """What was compared where values are anchors: a node for each module, and what is missing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jaxformer.parity.findings import Coverage, Difference, Node
 from jaxformer.parity.judging.verdicts import judge_node, worst_difference
 from jaxformer.parity.matching.operators.anchors import Table
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
+from jaxformer.parity.recording.operators.graph import Operator
 from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, SUMS
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.gradients import Gradients
 from jaxformer.parity.segments.operators.results import Results
@@ -68,18 +70,51 @@ def measure_coverage(
     return Coverage(
         (len(nodes) - missing, len(nodes)),
         (_count_found(parameters), len(walk.candidate.parameters)),
-        (len(walk.checked & walk.expected), len(walk.expected)),
+        _count(walk.expected, walk.checked, walk.reference.operators, walk.reached),
         (sum(value.index in walk.matches for value in floats), len(floats)),
         (gradients.compared, gradients.expected),
         walk.largest_error,
         _modules_of_candidate(walk),
         (wanted - lost, wanted),
-        (len(walk.own_checked & walk.own_expected), len(walk.own_expected)),
+        _count(walk.own_expected, walk.own_checked, walk.candidate.operators, walk.matches),
     )
 
 
+def _count(
+    expected: Collection[int],
+    checked: Collection[int],
+    operators: Sequence[Operator],
+    equal: Collection[int],
+) -> tuple[int, int]:
+    """Returns how many operators with parameters were compared, and how many there are.
+
+    One without a counterpart, such as a fused product, was compared where a sum, a multiple or a
+    part of what it made is equal on both sides.
+
+    Args:
+        expected: places of operators that read a parameter.
+        checked: places of operators whose counterpart was compared.
+        operators: of the tape.
+        equal: places of values that are equal on both sides.
+    """
+    passes = LAYOUT_ONLY | SUMS | {"mul", "div", "neg"}
+    shown: set[int] = set()
+    for operator in reversed(operators):
+        if operator.name in passes and any(
+            value.index in shown or value.index in equal for value in operator.outputs
+        ):
+            shown.update(value.index for value in operator.inputs)
+    compared = {
+        operator.index
+        for operator in operators
+        if operator.index in checked
+        or any(value.index in shown or value.index in equal for value in operator.outputs)
+    }
+    return len(compared.intersection(expected)), len(expected)
+
+
 def _count_found(parameters: ParameterMatches) -> int:
-    return len(parameters.whole) + len(parameters.in_parts) + len(parameters.rounded)
+    return len(parameters.whole) + len(parameters.in_parts)
 
 
 def _modules_of_candidate(walk: Walk) -> tuple[int, int] | None:
@@ -139,8 +174,8 @@ def describe_table(table: Table) -> str:
 
 def describe_casts(run: JaxRun, parameters: ParameterMatches) -> Iterator[str]:
     """Yields a sentence for each line, and each side's parameters, rounded to 16 bits."""
-    for dtype in sorted({one.dtype for one in parameters.rounded}):
-        names = [one.candidate for one in parameters.rounded if one.dtype == dtype]
+    for dtype in sorted({*parameters.rounded.values()}):
+        names = [name for name, kept in parameters.rounded.items() if kept == dtype]
         yield f"parameters of one side, to {dtype}: {listed(names)}"
     for (source, dtype), count in run.narrow_casts().items():
         where = shorten(source) if source else "a line unknown"

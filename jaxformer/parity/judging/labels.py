@@ -61,7 +61,7 @@ class Labels:
         Args:
             parameters: which of both sides are equal, or almost.
         """
-        nearest = {one.candidate: {one.reference} for one in parameters.related}
+        nearest = {one.candidate: {one.reference} for one in parameters.wrong}
         whole = {name: set(twins) for name, twins in parameters.whole.items()}
         found = {**whole, **parameters.in_parts, **nearest}
         for own, other in self._names.items():

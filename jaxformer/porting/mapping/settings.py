@@ -191,8 +191,23 @@ class Conversion(Translation):
 
 AS_IT_IS = Translation()
 BOOLEAN = Conversion(lambda value, values: bool(value))
-FLOAT = Conversion(lambda value, values: float(value))
-INTEGER = Conversion(lambda value, values: int(value))
+FLOAT = Conversion(lambda value, values: _number(value, float))
+INTEGER = Conversion(lambda value, values: _number(value, int))
+
+
+def _number(value: Any, kind: type[int] | type[float]) -> Any:
+    """Returns a number as one of this kind.
+
+    Raises:
+        TypeError: it is none, such as a number in quotes.
+        ValueError: it is a fraction where an integer is wanted.
+    """
+    if isinstance(value, bool | str):
+        raise TypeError("no number")
+    number = kind(value)
+    if number != value:
+        raise ValueError("a fraction")
+    return number
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.sharding import Attend, Mix
-from jaxformer.layers import Dropout, widen
+from jaxformer.layers import Dropout
 from jaxformer.masks import expand_mask
 from jaxformer.parameters import map_parameters, merge, split
 from jaxformer.training.parallel.sharding_rules import (
@@ -128,73 +128,81 @@ class MeshLayout:
         return shared(*(x for x, _ in arguments))
 
     def share_experts(
-        self, mix: Mix, projections: Sequence[Any], rows: Array, *arrays: Array | None
-    ) -> Array:
-        """Calls ``mix`` on each device with its own rows.
+        self,
+        mix: Mix,
+        projections: Mapping[str, Any],
+        rows: Float[Array, "R D"],
+        chosen: Int[Array, "R C"],
+        weights: Float[Array, "R C"],
+        keep: Bool[Array, "RC F"] | None,
+    ) -> Float[Array, "R D"]:
+        """Calls ``mix`` on each device with its own rows, and its part of every expert.
 
         Along ``expert`` rows go to all devices, and what each one's experts make of them comes back
-        as a sum.
+        as a sum. Along ``tensor`` all have the same rows, and a part of each expert's hidden
+        features, so that their results are added up too.
 
         Args:
             mix: takes all others; an expert that it has not is called E.
-            projections: modules whose parameters have experts as their first dimension.
+            projections: by name, modules whose parameters have experts as their first dimension.
             rows: (R, D).
-            arrays: the experts of each row (R, C), their weights (R, C), and a mask or None.
+            chosen: the experts of each row, (R, C).
+            weights: of the experts of each row, (R, C).
+            keep: the mask of hidden dropout, (R · C, F), or None.
         """
         batch = tuple(axis for axis in ACTIVATIONS["B"] if axis in self.sizes)
-        count = self.sizes.get("expert", 1)
-        experts, left = divmod(projections[0].kernel.shape[0], count)
+        count, tensor = self.sizes.get("expert", 1), self.sizes.get("tensor", 1)
+        kernel = projections["up_proj"].kernel
+        experts, left = divmod(kernel.shape[0], count)
         if left or rows.shape[0] % math.prod(self.sizes[axis] for axis in batch):
-            return mix(projections, rows, *arrays)
-        split_modules = [split(module) for module in projections]
-        dtypes = [{name: p.dtype for name, p in own.items()} for _, own in split_modules]
+            return mix(projections, rows, chosen, weights, keep)
+        modules = {name: split(module) for name, module in projections.items()}
+        parameters = {name: own for name, (_, own) in modules.items()}
+        specs = {
+            name: {
+                leaf: parameter_spec(f"{name}.{leaf}", p.shape, self.sizes, ("expert", "tensor"))
+                for leaf, p in own.items()
+            }
+            for name, own in parameters.items()
+        }
+        is_cut = tensor > 1 and kernel.shape[-1] % tensor == 0
 
-        def part(parameters: Any, place: Array, arrays: Any) -> Array:
-            modules = [
-                merge(definition, {name: p.astype(known[name]) for name, p in own.items()})
-                for (definition, _), own, known in zip(
-                    split_modules, parameters, dtypes, strict=True
+        def part(parameters: Any, rows: Array, chosen: Array, weights: Array, keep: Any) -> Array:
+            own = {name: merge(modules[name][0], held) for name, held in parameters.items()}
+            bias = own["down_proj"].bias
+            if is_cut and bias is not None:
+                # It is added on one of the devices that share an expert.
+                bias[...] = jnp.where(jax.lax.axis_index("tensor") == 0, bias[...], 0)
+            if count > 1:
+                rows, chosen, weights, keep = jax.tree.map(
+                    _gather_experts, (rows, chosen, weights, keep)
                 )
-            ]
-            if count == 1:
-                return mix(modules, *arrays)
-            every_row, chosen, weights, keep = jax.tree.map(_gather_experts, arrays)
-            local = chosen - place[0] * experts
-            is_here = (local >= 0) & (local < experts)
-            local = jnp.where(is_here, local, experts)
-            y = mix(modules, every_row, local, jnp.where(is_here, weights, 0), keep)
-            summed = jax.lax.psum_scatter(_for_sums(y), "expert", scatter_dimension=0, tiled=True)
-            return summed.astype(y.dtype)
+                local = chosen - jax.lax.axis_index("expert") * experts
+                is_here = (local >= 0) & (local < experts)
+                chosen = jnp.where(is_here, local, experts)
+                weights = jnp.where(is_here, weights, 0)
+            y = mix(own, rows, chosen, weights, keep)
+            if is_cut:
+                y = jax.lax.psum(y, "tensor")
+            if count > 1:
+                y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
+            return y
 
-        own = PartitionSpec("expert") if count > 1 else PartitionSpec()
+        of_rows = PartitionSpec(batch)
+        of_mask = PartitionSpec(batch, "tensor" if is_cut else None)
         shared: Any = jax.shard_map(
             part,
             mesh=self.mesh,
-            in_specs=(own, own, PartitionSpec(batch)),
-            out_specs=PartitionSpec(batch),
-            axis_names=set(batch),
+            in_specs=(specs, of_rows, of_rows, of_rows, None if keep is None else of_mask),
+            out_specs=of_rows,
             check_vma=False,
         )
-        # A device's place along an axis cannot be asked for where another axis is Auto.
-        places = jnp.arange(count)
-        parameters = [jax.tree.map(_for_sums, own) for _, own in split_modules]
-        return shared(parameters, places, (rows, *arrays))
+        return shared(parameters, rows, chosen, weights, keep)
 
 
 def _gather_experts(x: Array) -> Array:
     """Returns the rows of all devices along ``expert``."""
-    whole = jax.lax.all_gather(_for_sums(x), "expert", axis=0, tiled=True)
-    return whole.astype(x.dtype)
-
-
-def _for_sums(x: Array) -> Array:
-    """Returns ``x`` in the dtype in which it, or its gradient, is summed over devices.
-
-    XLA's CPU compiler adds bfloat16 in float32. Where some axes of the mesh are Auto, it ends the
-    process while it makes that sum, so there the sum is float32 from the start.
-    """
-    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jax.default_backend() == "cpu"
-    return widen(x) if is_narrow else x
+    return jax.lax.all_gather(x, "expert", axis=0, tiled=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

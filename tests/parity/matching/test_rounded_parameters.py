@@ -1,5 +1,6 @@
 """Parameters that one side keeps in 16 bits are the other's, rounded, and no bug."""
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -52,3 +53,53 @@ def test_both_sides_rounded_alike_are_equal():
     report = compare(reference, (linear, rounded), X)
     assert report.verdict in ("exact", "rounding")
     assert not report.casts
+
+
+class ThreeProjections(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (torch.nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        return torch.tanh(self.q(x)) * self.k(x) + self.v(x)
+
+
+def fused(params, x):
+    q, k, v = jnp.split(x @ params["kernel"] + params["bias"], 3, axis=-1)
+    return jnp.tanh(q) * k + v
+
+
+def fuse(module):
+    of_each = [module.q, module.k, module.v]
+    kernel = np.concatenate([p.weight.detach().float().numpy().T for p in of_each], axis=1)
+    return {
+        "kernel": kernel,
+        "bias": np.concatenate([p.bias.detach().float().numpy() for p in of_each]),
+    }
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_a_fused_parameter_is_rounded_in_all_its_parts(dtype):
+    reference = ThreeProjections()
+    x = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
+    rounded = {name: array.astype(dtype) for name, array in fuse(reference).items()}
+    report = compare(reference, (fused, rounded), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.casts == (f"parameters of one side, to {np.dtype(dtype).name}: bias, kernel",)
+    assert report.coverage.parameters == (2, 2)
+    assert report.coverage.gradients == (3, 3)
+    assert report.coverage.operators == (6, 6)
+    assert report.coverage.candidate_operators == (2, 2)
+    rounded["kernel"][:, 7] *= dtype(1.25)
+    report = compare(reference, (fused, rounded), x)
+    assert report.verdict == "bug"
+
+
+def test_a_reference_in_16_bits_is_fused_in_32():
+    reference = ThreeProjections().bfloat16()
+    x = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
+    wide = {name: array + np.float32(2e-4) * array for name, array in fuse(reference).items()}
+    report = compare(reference, (fused, wide), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.casts == ("parameters of one side, to bfloat16: bias, kernel",)

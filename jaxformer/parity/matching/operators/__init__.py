@@ -7,6 +7,7 @@ from the one to the other.
 - ``content``: exact fingerprints of arrays and of their parts.
 - ``parameters``: which parameters hold the same numbers, and which are wrong.
 - ``parts``: a parameter that is made of parts of others.
+- ``rounded_parameters``: parameters that one side keeps in 16 bits.
 - ``values``: which value of the reference a value of the candidate is.
 - ``anchors``: all such values of a run.
 - ``weight_uses``: operators that read the same parameter.

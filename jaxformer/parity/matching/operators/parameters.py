@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from jaxformer.parity.matching.operators.content import fingerprint, fingerprints_of_parts
@@ -37,7 +36,6 @@ class WrongParameter:
         error: the largest difference.
         layout: from the reference's to the candidate's.
         share: of its numbers, how many differ.
-        dtype: in which one side has the other's numbers, each rounded; "" if it has not.
     """
 
     candidate: str
@@ -46,7 +44,6 @@ class WrongParameter:
     error: float
     layout: Layout
     share: float
-    dtype: str = ""
 
     def __str__(self) -> str:
         return f"{self.candidate} is not {self.reference}: {self.message}"
@@ -62,10 +59,11 @@ class ParameterMatches:
         in_parts: paths of the candidate that hold slices, rows or numbers of the reference, with
             the paths of those they may be of.
         wrong: those that almost do.
-        rounded: those that do once one side is rounded to 16 bits.
         unmatched: those that are like nothing in the reference.
         missing: paths of the reference whose numbers the candidate does not hold.
         partly: of those of them that it holds most of, which entries it does not hold.
+        rounded: of those of the candidate that are matched because one side keeps them in 16 bits,
+            the dtype of that side.
     """
 
     whole: dict[str, tuple[str, ...]]
@@ -74,12 +72,7 @@ class ParameterMatches:
     unmatched: tuple[str, ...]
     missing: tuple[str, ...]
     partly: dict[str, str]
-    rounded: tuple[WrongParameter, ...] = ()
-
-    @property
-    def related(self) -> tuple[WrongParameter, ...]:
-        """Those that almost hold the numbers of one parameter, each wrong or only rounded."""
-        return (*self.wrong, *self.rounded)
+    rounded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def match_parameters(
@@ -100,14 +93,14 @@ def match_parameters(
     used = set().union(*whole.values())
     # Rows of what is left: parts of a fused or stacked parameter.
     rest = {n: a for n, a in sources.items() if n not in used}
-    parts = _Parts(rest)
+    parts = Parts(rest)
     left = [name for name in targets if name not in whole]
     in_parts = {n: owners for n in left if (owners := parts.owners(targets[n])) is not None}
     used = used.union(*in_parts.values())
     left = [n for n in left if n not in in_parts]
     missing = [n for n in rest if n not in used and n not in buffers]
     if missing:
-        own_parts = _Parts({n: targets[n] for n in in_parts})
+        own_parts = Parts({n: targets[n] for n in in_parts})
         missing = [n for n in missing if own_parts.owners(sources[n]) is None]
     wrong, unmatched = [], []
     for name in left:
@@ -118,20 +111,12 @@ def match_parameters(
         source, layout = relative
         missing.remove(source)
         wrong.append(_describe(name, targets[name], source, sources[source], layout))
-    held = _Parts({n: targets[n] for n in unmatched} if missing else {})
+    held = Parts({n: targets[n] for n in unmatched} if missing else {})
     partly = {n: entries for n in missing if (entries := held.lacking(sources[n]))}
-    return ParameterMatches(
-        whole,
-        in_parts,
-        tuple(one for one in wrong if not one.dtype),
-        tuple(unmatched),
-        tuple(missing),
-        partly,
-        tuple(one for one in wrong if one.dtype),
-    )
+    return ParameterMatches(whole, in_parts, tuple(wrong), tuple(unmatched), tuple(missing), partly)
 
 
-class _Parts:
+class Parts:
     """Slices and lines of arrays, by their numbers.
 
     Args:
@@ -203,18 +188,7 @@ def _describe(
         ratio = array[wanted != 0] / wanted[wanted != 0]
         if ratio.size and np.ptp(ratio) < 1e-5 * abs(ratio.mean()):
             message = f"it is {apart(float(ratio.mean()), 1.0)} times the reference's"
-    dtype = _dtype_of_rounding(array, wanted)
-    return WrongParameter(name, source_name, message, float(far.max()), layout, share, dtype)
-
-
-def _dtype_of_rounding(one: np.ndarray, other: np.ndarray) -> str:
-    """Returns the dtype of 16 bits in which one array is the other, rounded; "" if none is."""
-    for dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)):
-        for wide, narrow in ((one, other), (other, one)):
-            rounded = wide.astype(np.float32).astype(dtype)
-            if np.array_equal(rounded.astype(np.float64), narrow.astype(np.float64)):
-                return dtype.name
-    return ""
+    return WrongParameter(name, source_name, message, float(far.max()), layout, share)
 
 
 def in_reference_numbers(
@@ -231,7 +205,7 @@ def in_reference_numbers(
         by path of the candidate a function that returns the reference's numbers in float64, in the
         candidate's layout.
     """
-    found = {w.candidate: _reader(sources[w.reference], w.layout) for w in matches.related}
+    found = {w.candidate: _reader(sources[w.reference], w.layout) for w in matches.wrong}
     for name, twins in matches.whole.items():
         source = sources[twins[0]]
         layout = find_layout(source, targets[name], ROUNDOFF["float32"] * largest(source))

@@ -122,7 +122,7 @@ class _Comparison:
         self._left: list[str] = []
         self._compared = 0
         self._layouts: dict[tuple[str, str], Layout | None] = {
-            (wrong.reference, wrong.candidate): wrong.layout for wrong in parameters.related
+            (wrong.reference, wrong.candidate): wrong.layout for wrong in parameters.wrong
         }
 
     def run(self) -> Gradients:
@@ -133,7 +133,7 @@ class _Comparison:
         has_effect = {n for n, v in self._walk.candidate.parameters.items() if v.index in needed}
         for name, twins in self._parameters.whole.items():
             groups[tuple(n for n in twins if n in self._right)].append(name)
-        for wrong in self._parameters.related:
+        for wrong in self._parameters.wrong:
             groups[wrong.reference,].append(wrong.candidate)
         buffers = []
         for twins, names in groups.items():

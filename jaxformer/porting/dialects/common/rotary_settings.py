@@ -37,7 +37,8 @@ KINDS = Choices(
     }
 )
 FACTORS = Conversion(
-    lambda factors, values: tuple(map(float, factors)), lambda factors, config: list(factors)
+    lambda factors, values: tuple(FLOAT.read(factor, values) for factor in factors),
+    lambda factors, config: list(factors),
 )
 
 
