@@ -347,11 +347,11 @@ def test_xla_flags_win_over_the_options_of_a_step(monkeypatch):
         assert given.pop() == expected
 
 
-@pytest.mark.parametrize("expert", [1, 2])
-def test_experts_are_trained_in_bfloat16_on_a_mesh(text, expert):
-    """XLA's CPU compiler would end the process at a sum of their gradients in bfloat16."""
+@pytest.mark.parametrize("sizes", [("--expert", 1), ("--expert", 2), ("--tensor", 2)], ids=str)
+def test_experts_are_trained_in_bfloat16_on_a_mesh(text, sizes):
+    """XLA's CPU compiler would end the process if it had to cut their loops by itself."""
     experts = ["--num-experts", 4, "--activation", "swiglu", "--dtype", "bfloat16"]
-    mesh = ["--strategy", "mesh", "--devices", 2, "--expert", expert]
+    mesh = ["--strategy", "mesh", "--devices", 2, *sizes]
     assert train(text, "out", "--steps", 2, *experts, *mesh) == 0
     assert train(text, "one", "--steps", 2, *experts) == 0
     assert losses("out") == pytest.approx(losses("one"), rel=1e-2)
