@@ -190,6 +190,8 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
     elif raw.optimizer is not None:
         reason = port.without_optimizer or f"{FORMAT_NAMES[target.format]}s hold none"
         rows["optimizer"] = "left out" + ("" if target.weights_only else f": {reason}")
+    elif raw.unread_optimizer:
+        rows["optimizer"] = f"left out: {raw.unread_optimizer}"
     if output.vocabulary is not None:
         rows["vocabulary"] = f"{len(output.vocabulary)} characters"
     elif port.checkpoint.tokenizer_file is not None:

@@ -1,5 +1,7 @@
 """What a run starts from, as ``--init-from`` names it, and the settings that follow from it."""
 
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,13 +38,17 @@ def read_start(
     from jaxformer.porting.train_states import read_warm_start
 
     try:
-        start = read_warm_start(
-            Path(source),
-            fresh="--fresh-optimizer" in arguments,
-            ignore=peek_all(arguments, "--ignore"),
-            meta=None if meta is None else Path(meta),
-            with_arrays=with_arrays,
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            start = read_warm_start(
+                Path(source),
+                fresh="--fresh-optimizer" in arguments,
+                ignore=peek_all(arguments, "--ignore"),
+                meta=None if meta is None else Path(meta),
+                with_arrays=with_arrays,
+            )
+        for warning in caught:
+            print(f"jaxformer: warning: {warning.message}", file=sys.stderr)
     except UsageError as error:
         named = {part.name for part in error.args if isinstance(part, Setting)}
         if not named & OF_PORT:

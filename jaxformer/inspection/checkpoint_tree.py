@@ -81,8 +81,10 @@ def _config(config: Any) -> Any:
 def _ties(tensors: Mapping[str, StoredTensor], plan: Plan | None) -> Iterable[tuple[str, str]]:
     """Yields pairs of names of one array: tied by the model, or with the same storage."""
     if plan is not None:
+        # An array with a link of its own is tied to no other.
+        linked = {name for link in plan.links for name in link.source}
         for alias, name in plan.module_mapping.aliases.items():
-            if alias in plan.order and name in plan.order:
+            if alias in plan.order and name in plan.order and alias not in linked:
                 yield alias, name
         return
     first: dict[Any, str] = {}

@@ -289,10 +289,17 @@ def open_checkpoint(
         config,
         vocabulary or None,
         files[0] if files else None,
-        known_token_ids(record.get("token_ids", {})),
+        _token_ids(record, config),
         tuple(ignore),
         force,
     )
+
+
+def _token_ids(record: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Returns the ids of special tokens, of which those of the settings in use go first."""
+    sources = (record.get("config"), record.get("token_ids"), config)
+    found = [known_token_ids(source) for source in sources if isinstance(source, Mapping)]
+    return {name: ids for each in found for name, ids in each.items()}
 
 
 def load_model(

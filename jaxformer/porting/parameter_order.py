@@ -38,7 +38,8 @@ def parameter_order(
         links = {name: link for link in exported.links for name in link.target}
         ordered = (links[target].source for target in declared_order(exported.module))
         return list(dict.fromkeys(name for names in ordered for name in names))
-    linked = {name for link in exported.links for name in link.source}
+    of_parameters = (link for link in exported.links if not link.rule.is_buffer)
+    linked = {name for link in of_parameters for name in link.source}
     names = [n for n in exported.tensors if n in linked or n in exported.module_mapping.aliases]
     # Some classes do not have the arrays that lie in files.
     has_others = exported.origin.is_published and exported.module_mapping.published is not None

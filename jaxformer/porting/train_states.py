@@ -1,5 +1,6 @@
 """Training that starts from a checkpoint, or changes between PyTorch and JAX in mid-run."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from jaxformer.porting.mapping.optimizer_state import (
 from jaxformer.porting.source_checks import check_patterns
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
+from jaxformer.training.resume_checks import other_settings
 from jaxformer.training.state_arrays import fill_state, moments_of
 
 
@@ -45,6 +47,9 @@ def read_warm_start(
         meta: see ``open_checkpoint``.
         with_arrays: whether to read the weights; without them it is a start for a plan alone.
 
+    Warns:
+        UserWarning: damaged steps were skipped, or an optimizer's state is not read.
+
     Raises:
         UsageError: it is neither a language model nor an encoder and decoder of tokens, or its
             tokenizer is unknown.
@@ -52,6 +57,11 @@ def read_warm_start(
     """
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
     check_patterns(checkpoint)
+    for warning in checkpoint.raw.warnings:
+        warnings.warn(warning, stacklevel=2)
+    if checkpoint.raw.unread_optimizer and not fresh:
+        unread = checkpoint.raw.unread_optimizer
+        warnings.warn(f"{path}: the optimizer's state is left out: {unread}", stacklevel=2)
     plan = checkpoint.plan()
     model: Any = getattr(plan.module, "config", None)
     reads_source = isinstance(model, EncoderDecoderConfig)
@@ -99,6 +109,7 @@ def read_warm_start(
         checkpoint.first_ids(),
         checkpoint.last_ids(),
         checkpoint.target_ids()[0] if reads_source else (),
+        {} if optimizer is None else optimizer.settings,
     )
 
 
@@ -108,29 +119,55 @@ def train_state_from_torch(
     config: OptimizerConfig,
     *,
     dialect: str | None = None,
+    steps: int | None = None,
 ) -> tuple[Any, TrainState]:
     """Returns what ``train_step`` needs to continue a PyTorch run.
 
     Args:
         model: the ``torch.nn.Module``.
-        optimizer: the optimizer, such as ``torch.optim.AdamW``, or its state dict.
+        optimizer: the optimizer, such as ``torch.optim.AdamW``, or its state dict, which counts
+            parameters in the order of ``model.named_parameters()`` unless it names them.
         config: settings of the optimizer. The schedule continues at the step that the optimizer has
             counted, so give the settings of the whole run, not those of the rest.
         dialect: see ``from_torch``.
+        steps: how many the optimizer has made, if it does not count them: SGD does not.
 
     Returns:
         The NNX module, and the state with its parameters and moments.
 
+    Warns:
+        UserWarning: the optimizer has other settings than ``config``; all such are named.
+
     Raises:
-        UsageError: the optimizer is not that of ``config``, or its weight decay is on other
-            parameters than jaxformer's.
+        UsageError: the optimizer is not that of ``config``, holds a parameter that is none of the
+            model's, or its weight decay is on other parameters than jaxformer's.
         CheckpointError: weights or moments do not fit; all problems are listed.
     """
     plan = import_plan(model, dialect)
-    state = optimizer if isinstance(optimizer, Mapping) else optimizer.state_dict()
-    target = read_optimizer(state, plan)
+    state = optimizer if isinstance(optimizer, Mapping) else _named_state(model, optimizer)
+    target = read_optimizer(state, plan, steps=steps)
     module = build(plan, training=model.training)
     return module, make_train_state(get_parameters(module), target, config)
+
+
+def _named_state(model: Any, optimizer: Any) -> dict[str, Any]:
+    """Returns the state dict of an optimizer, whose groups name their parameters.
+
+    Raises:
+        UsageError: a parameter is none of the model's.
+    """
+    names = {id(p): name for name, p in reversed([*model.named_parameters()])}
+    state = optimizer.state_dict()
+    groups = []
+    for own, group in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        missing = [tuple(p.shape) for p in own["params"] if id(p) not in names]
+        if missing:
+            shapes = ", ".join(map(str, missing))
+            raise UsageError(
+                f"the optimizer holds parameters that are none of the model's: {shapes}"
+            )
+        groups.append({**group, "param_names": [names[id(p)] for p in own["params"]]})
+    return {**state, "param_groups": groups}
 
 
 def make_train_state(
@@ -146,6 +183,8 @@ def make_train_state(
             f"the state is that of {OPTIMIZERS[optimizer.kind].title}, the settings are those of "
             f"{config.kind.title}"
         )
+    for line in other_settings(optimizer.settings, config):
+        warnings.warn(line, stacklevel=3)
     moments = {
         group: {
             name: jax.device_put(tensor.read(), may_alias=False) for name, tensor in kept.items()
@@ -179,10 +218,15 @@ def train_state_to_torch(
         KeyError: the optimizer holds a parameter that is none of the model's.
     """
     plan = export_plan(module, dialect, state.parameters)
-    kind = find_kind(optimizer.param_groups)
+    kind, own_moments = find_kind(optimizer.param_groups), moments_of(state.optimizer_state)
+    if own_moments.keys() != OPTIMIZERS[kind].moments.keys():
+        raise UsageError(
+            f"the optimizer is {OPTIMIZERS[kind].title}, and the state is that of another: it has "
+            f"{', '.join(own_moments) or 'no moments'}"
+        )
     kept = {
         moment: {name: StoredTensor.of(np.asarray(array)) for name, array in arrays.items()}
-        for moment, arrays in moments_of(state.optimizer_state).items()
+        for moment, arrays in own_moments.items()
     }
     moments = export_moments(kept, plan, kind)
     linked = {name for link in plan.links for name in link.source}

@@ -61,6 +61,7 @@ class WarmStart:
         first_ids: with which it begins a text, if that is known.
         last_ids: with which it ends one.
         target_begin: of an encoder and decoder, with which every target begins.
+        optimizer_settings: that its optimizer had, as far as they are known.
     """
 
     source: str
@@ -73,6 +74,7 @@ class WarmStart:
     first_ids: Sequence[int] = ()
     last_ids: Sequence[int] = ()
     target_begin: Sequence[int] = ()
+    optimizer_settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def step(self) -> int:

@@ -23,7 +23,7 @@ from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.parallel import StepSpec, Strategy
 from jaxformer.training.parallel.step_spec import make_model
 from jaxformer.training.parallel.strategy import PlannedParameters
-from jaxformer.training.resume_checks import check_resumable, check_steps
+from jaxformer.training.resume_checks import check_resumable, check_steps, other_settings
 from jaxformer.training.run_folder import RunFolder
 from jaxformer.training.state_arrays import (
     check_arrays,
@@ -55,6 +55,8 @@ def first_state(
     if start is None:
         return strategy.initial_state(plan_parameters(config.model, config.seed)), []
     start, notes = _widen(start, dtypes)
+    if start.optimizer is not None:
+        notes += other_settings(start.optimizer_settings, config.optimizer)
     start = _draw_adapters(start, config, strategy.spec)
     return _load_warm_start(start, config.model, config.steps, strategy, cast), notes
 

@@ -1,9 +1,11 @@
 """Which settings a resumed run may change, and which it must keep."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxformer.checkpoints import Manifest
+from jaxformer.config import OptimizerConfig
 from jaxformer.errors import CheckpointError, Setting, UsageError
 from jaxformer.training.config import TrainConfig
 
@@ -83,6 +85,26 @@ def check_steps(manifest: Manifest, config: TrainConfig) -> None:
             f" {config.steps} is below step {manifest['step']}, which this run has reached: give "
             "that or more",
         )
+
+
+def other_settings(given: Mapping[str, float], config: OptimizerConfig) -> Iterator[str]:
+    """Yields a line for each setting that an optimizer had, and that a run has changed.
+
+    Args:
+        given: by the names of ``OptimizerConfig``, as far as they are known.
+        config: the settings of the run.
+    """
+    own = {
+        "beta1": config.beta1,
+        "beta2": config.beta2,
+        "eps": config.eps,
+        "momentum": config.momentum_rate,
+        "weight_decay": config.weight_decay,
+    }
+    for name, value in own.items():
+        before = given.get(name, value)
+        if not math.isclose(before, value, rel_tol=1e-6):
+            yield f"the optimizer had {name} {before:g}, this run has {value:g}"
 
 
 def _reject_fixed(changes: dict[str, str]) -> None:

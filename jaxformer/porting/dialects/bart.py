@@ -52,7 +52,7 @@ from jaxformer.positions import SinusoidalPositions
 
 ATTENTION = names(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj")
 HEAD = (
-    Rule(("lm_head.bias",), ("final_logits_bias",), AsRow()),
+    Rule(("lm_head.bias",), ("final_logits_bias",), AsRow(), is_buffer=True),
     Rule(("lm_head.kernel",), ("lm_head.weight",)),
 )
 

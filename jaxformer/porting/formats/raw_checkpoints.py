@@ -26,6 +26,10 @@ MAX_CONFIG_BYTES = 16 << 20
 STATE_DICTS = ("model", "state_dict", "model_state_dict", "weights")
 CONFIGS = ("config", "model_args", "model_config", "hyper_parameters")
 OPTIMIZERS = ("optimizer", "optimizer_state_dict")
+# What every optimizer's state has.
+OF_OPTIMIZERS = {"state", "param_groups"}
+# Beside the weights of a folder they are not read.
+OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 STEPS = ("step", "iter_num", "global_step")
 # What lies beside the weights of a Hugging Face folder: files of a tokenizer, chat templates, and
 # settings of generation and of what prepares the inputs.
@@ -75,6 +79,7 @@ class RawCheckpoint:
         companions: files of a tokenizer beside it.
         optimizer: a PyTorch optimizer's state dict, or ``Moments``.
         warnings: damaged steps of a run that were skipped.
+        unread_optimizer: why an optimizer's state that is there is not read, "" if there is none.
     """
 
     kind: Kind
@@ -84,6 +89,7 @@ class RawCheckpoint:
     companions: tuple[Path, ...] = ()
     optimizer: Any = None
     warnings: tuple[str, ...] = ()
+    unread_optimizer: str = ""
 
 
 def read_raw_checkpoint(
@@ -176,22 +182,23 @@ def _read_folder(path: Path) -> RawCheckpoint:
 
 def _with_sidecars(raw: RawCheckpoint, folder: Path, config: dict[str, Any]) -> RawCheckpoint:
     """Adds the config.json and the tokenizer that lie beside the weights."""
-    texts = config.get(TEXTS)
-    nested = {f"{TEXTS}.{k}": v for k, v in texts.items()} if isinstance(texts, dict) else {}
-    ids = known_token_ids(config | nested)
+    unread = next((name for name in OPTIMIZER_FILES if (folder / name).is_file()), "")
     record = {k: v for k, v in raw.record.items() if k in ("vocabulary", "step")}
     return dataclasses.replace(
         raw,
         files=(*raw.files, folder / "config.json"),
-        record={**record, "config": config, "token_ids": ids},
+        record={**record, "config": config},
+        unread_optimizer=unread and f"{unread} is not read: put it and the model into one .pt",
         companions=tuple(folder / name for name in COMPANIONS if (folder / name).is_file()),
     )
 
 
 def known_token_ids(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the ids of special tokens among settings; ``text_config.`` is before nested ones."""
+    texts = settings.get(TEXTS)
+    nested = {f"{TEXTS}.{k}": v for k, v in texts.items()} if isinstance(texts, dict) else {}
     known = {*TOKEN_IDS, *(f"{TEXTS}.{name}" for name in TOKEN_IDS)}
-    return {k: v for k, v in settings.items() if k in known and v is not None}
+    return {k: v for k, v in {**settings, **nested}.items() if k in known and v is not None}
 
 
 def _read_safetensors(path: Path, kind: Kind) -> RawCheckpoint:
@@ -228,13 +235,31 @@ def _read_torch(path: Path, kind: Kind) -> RawCheckpoint:
     tensors = {_text(name, path): tensor for name, tensor in state.items()}
     if place is None:
         return RawCheckpoint(kind, (path,), tensors)
+    optimizer, unread = _find_optimizer(tree)
     return RawCheckpoint(
-        kind,
-        (path,),
-        tensors,
-        _torch_record(tree),
-        optimizer=next((tree[n] for n in OPTIMIZERS if isinstance(tree.get(n), dict)), None),
+        kind, (path,), tensors, _torch_record(tree), optimizer=optimizer, unread_optimizer=unread
     )
+
+
+def _find_optimizer(tree: Mapping[str, Any]) -> tuple[Any, str]:
+    """Returns the optimizer's state beside a state dict, or why it is not read.
+
+    It is under a key of its own name, or it is the only one under any other key.
+    """
+    named = next((tree[name] for name in OPTIMIZERS if isinstance(tree.get(name), dict)), None)
+    if named is not None:
+        return named, ""
+    found = {}
+    for name, value in tree.items():
+        several = value if isinstance(value, list | tuple) else [value]
+        states = [
+            each for each in several if isinstance(each, dict) and each.keys() >= OF_OPTIMIZERS
+        ]
+        if states:
+            found[name] = states
+    if sum(map(len, found.values())) > 1:
+        return None, f"there are several, in {', '.join(map(safe_repr, found))}"
+    return next((states[0] for states in found.values()), None), ""
 
 
 def _torch_record(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,12 @@ def find_kind(groups: Sequence[Mapping[str, Any]]) -> str:
             kind = "sgd"
         else:
             odd.append("not AdamW, SGD, nor Lion or Muon as torch_ref has them")
-        if group.get("decoupled_weight_decay") is False:
+        if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
             odd.append("Adam with L2 regularisation")
+        if "momentum_decay" in group:
+            odd.append("NAdam")
+        elif "decoupled_weight_decay" in group and "amsgrad" not in group:
+            odd.append("RAdam")
         if odd:
             raise UsageError(
                 "unsupported: the optimizer must be plain AdamW, or one of the others that "

@@ -109,8 +109,10 @@ def read_optimizer(
         moments[target] = found
     if problems:
         raise CheckpointError(f"the optimizer does not fit its model: {'; '.join(problems)}")
+    empty = _zeros(plan, {n for link in plan.links if link.rule.is_buffer for n in link.target})
     imported = {
-        target: import_tensors(_links_of(plan, found), found) for target, found in moments.items()
+        target: import_tensors(_links_of(plan, found), found) | empty
+        for target, found in moments.items()
     }
     return OptimizerState(imported, int(counts.pop()), settings, kind)
 
@@ -207,10 +209,7 @@ def _step(kind: str, count: int) -> dict[str, Any]:
 def _before_the_first_step(
     plan: Plan, settings: Mapping[str, float], kind: str, count: int
 ) -> OptimizerState:
-    def zeros(shape: tuple[int, ...], dtype: np.dtype) -> StoredTensor:
-        return StoredTensor(shape, dtype, lambda: np.zeros(shape, dtype))
-
-    empty = {name: zeros(tensor.shape, tensor.dtype) for name, tensor in plan.tensors.items()}
+    empty = _zeros(plan, plan.tensors)
     of_source = _hidden(plan)
     hidden = {n for link in plan.links if set(link.source) <= of_source for n in link.target}
     moments = {
@@ -220,12 +219,22 @@ def _before_the_first_step(
     return OptimizerState(moments, count, settings, kind)
 
 
+def _zeros(plan: Plan, names: Collection[str]) -> dict[str, StoredTensor]:
+    """Returns moments of parameters that no step has moved yet."""
+
+    def zeros(shape: tuple[int, ...], dtype: np.dtype) -> StoredTensor:
+        return StoredTensor(shape, dtype, lambda: np.zeros(shape, dtype))
+
+    return {name: zeros(plan.tensors[name].shape, plan.tensors[name].dtype) for name in names}
+
+
 def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     """The shapes of what an optimizer updates: of adapters where there are any."""
     adapters = [link for link in plan.links if is_adapter(link.target[0])]
     return {
         name: shape
         for link in adapters or plan.links
+        if not link.rule.is_buffer
         for name, shape in zip(link.source, link.source_shapes, strict=True)
     }
 

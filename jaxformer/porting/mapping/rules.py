@@ -43,6 +43,7 @@ class Rule:
         packing: how the target arrays lie in the source arrays.
         transpose: whether source matrices are (out, in), as PyTorch's are, and not (in, out).
         joiner: the text between a source module's name and its leaf's.
+        is_buffer: whether the source arrays are buffers there, which no optimizer moves.
         scopes: the pairs (target, source) of modules around them, outermost first.
     """
 
@@ -51,6 +52,7 @@ class Rule:
     packing: Packing = ONE_TO_ONE
     transpose: bool = True
     joiner: str = "."
+    is_buffer: bool = False
     scopes: tuple[tuple[str, str], ...] = ()
 
     def within(self, target: str, source: str) -> "Rule":
