@@ -1,5 +1,6 @@
 """A run that changes framework in the middle stays on the curve of one that does not."""
 
+import dataclasses
 import functools
 import math
 
@@ -167,12 +168,74 @@ def test_an_optimizer_before_its_first_step_starts_from_zero():
 
 def test_moments_of_one_group_go_by_the_order_of_the_parameters():
     model = new_model("gpt2")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS, weight_decay=0.0)
     run_torch(model, optimizer, range(2))
-    module, state = train_state_from_torch(model, optimizer, OPTIMIZER)
+    module, state = train_state_from_torch(model, optimizer.state_dict(), WITHOUT_DECAY)
     _, back = train_state_to_torch(module, state, model, optimizer)
     for place, entry in optimizer.state_dict()["state"].items():
         assert torch.equal(back["state"][place]["exp_avg"], entry["exp_avg"])
+
+
+BETAS = OPTIMIZER.beta1, OPTIMIZER.beta2
+WITHOUT_DECAY = dataclasses.replace(OPTIMIZER, weight_decay=0.0)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_an_optimizer_with_its_parameters_in_any_order(kind):
+    """They are known by identity: each layer keeps its own moments."""
+    model = new_model("gpt2")
+    parameters = reversed([*model.parameters()])
+    optimizer = kind(parameters, lr=1e-3, betas=BETAS, weight_decay=0.0)
+    losses = run_torch(model, optimizer, range(3))
+    module, state = train_state_from_torch(model, optimizer, WITHOUT_DECAY)
+    step = jax.jit(
+        functools.partial(train_step, definition=split(module)[0], optimizer=WITHOUT_DECAY)
+    )
+    _, metrics = step(state, tuple(a[None] for a in batch(3)), None)
+    _, back = train_state_to_torch(module, state, model, optimizer)
+    for place, entry in optimizer.state_dict()["state"].items():
+        assert torch.equal(back["state"][place]["exp_avg"], entry["exp_avg"])
+    losses = run_torch(model, optimizer, range(3, 4))
+    np.testing.assert_allclose(float(metrics["train_loss"]), losses[0], rtol=1e-12)
+
+
+def test_settings_of_the_optimizer_that_the_run_has_not_are_named():
+    model = new_model("gpt2")
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    with pytest.warns(UserWarning, match="this run has") as caught:
+        train_state_from_torch(model, optimizer, OPTIMIZER)
+    assert [str(one.message) for one in caught] == [
+        "the optimizer had beta2 0.95, this run has 0.99",
+        "the optimizer had weight_decay 0, this run has 0.1",
+    ]
+
+
+def test_the_steps_of_sgd_are_given():
+    model = new_model("gpt2")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run_torch(model, optimizer, range(2))
+    config = OptimizerConfig(optimizer="sgd", weight_decay=0.0)
+    assert train_state_from_torch(model, optimizer, config, steps=2)[1].step == 2
+    with pytest.raises(CheckpointError, match="how many steps"):
+        train_state_from_torch(model, optimizer, config)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.RAdam])
+def test_variants_of_adam_are_no_adamw(kind):
+    model = new_model("gpt2")
+    optimizer = kind(model.parameters(), weight_decay=0.0, decoupled_weight_decay=True)
+    with pytest.raises(UsageError, match=f"got {kind.__name__}$"):
+        train_state_from_torch(model, optimizer, WITHOUT_DECAY)
+
+
+def test_an_optimizer_of_another_model_or_kind_is_rejected():
+    model, other = new_model("gpt2"), new_model("gpt2")
+    optimizer = torch.optim.AdamW(model.parameters(), betas=BETAS, weight_decay=0.0)
+    with pytest.raises(UsageError, match="none of the model's"):
+        train_state_from_torch(other, optimizer, WITHOUT_DECAY)
+    module, state = train_state_from_torch(model, optimizer, WITHOUT_DECAY)
+    with pytest.raises(UsageError, match=r"the optimizer is SGD, .* it has mu, nu"):
+        train_state_to_torch(module, state, model, torch.optim.SGD(model.parameters()))
 
 
 def broken_shape(state):

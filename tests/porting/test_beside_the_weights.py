@@ -1,0 +1,115 @@
+"""What lies beside the weights: optimizers under other keys, ids of special tokens, buffers."""
+
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM
+
+from jaxformer.cli.main import main
+from jaxformer.config import OptimizerConfig
+from jaxformer.inspection.checkpoint_tree import describe
+from jaxformer.porting import train_state_from_torch, train_state_to_torch
+from jaxformer.porting.checkpoint import open_checkpoint
+from jaxformer.training.state_arrays import moments_of
+
+IDS = {"bos_token_id": 5, "eos_token_id": 6, "pad_token_id": 7}
+
+
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=31, hidden_size=24, intermediate_size=40, num_hidden_layers=1,
+            num_attention_heads=3, max_position_embeddings=16, **IDS,
+        )
+    )  # fmt: skip
+
+
+def after_a_step(model, ids):
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Writes a Llama with what lies beside its state dict."""
+
+    def save(**beside):
+        model = llama()
+        optimizer = after_a_step(model, torch.arange(6)[None]).state_dict()
+        beside = {name: make(optimizer) for name, make in beside.items()}
+        state = {"model": model.state_dict(), "config": model.config.to_dict(), **beside}
+        torch.save(state, tmp_path / "model.pt")
+        return tmp_path / "model.pt"
+
+    return save
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"optim": lambda state: state},
+        {"optimizer_states": lambda state: [state]},
+        {"optimizer": lambda state: state, "old_optimizer": lambda state: state},
+    ],
+)
+def test_an_optimizer_under_any_key_is_read(saved, beside):
+    checkpoint = open_checkpoint(saved(**beside))
+    found = checkpoint.optimizer_state(checkpoint.plan())
+    assert found is not None
+    assert found.count == 1
+    assert not checkpoint.raw.unread_optimizer
+
+
+def test_several_optimizers_are_left_out_and_named(saved, tmp_path, capsys):
+    path = saved(first=lambda state: state, others=lambda state: [state, state])
+    assert main(["port", str(path), str(tmp_path / "out")]) == 0
+    error = capsys.readouterr().err
+    assert "left out: there are several, in 'first', 'others'" in error
+
+
+def test_the_optimizer_of_a_trainer_is_named(tmp_path, capsys):
+    model = llama()
+    model.save_pretrained(tmp_path / "hf")
+    optimizer = after_a_step(model, torch.arange(6)[None])
+    torch.save(optimizer.state_dict(), tmp_path / "hf" / "optimizer.pt")
+    assert main(["port", str(tmp_path / "hf"), str(tmp_path / "out")]) == 0
+    assert "left out: optimizer.pt is not read: put it" in capsys.readouterr().err
+
+
+def test_ids_of_special_tokens_come_from_any_config(saved, tmp_path):
+    path = saved()
+    assert open_checkpoint(path).token_ids == IDS
+    given = {**llama().config.to_dict(), "pad_token_id": 9}
+    assert open_checkpoint(path, config=given).token_ids == {**IDS, "pad_token_id": 9}
+
+
+def test_an_untied_head_is_not_said_to_be_tied(saved):
+    checkpoint = open_checkpoint(saved())
+    assert "tied" not in describe(checkpoint)
+
+
+def test_a_buffer_that_is_a_parameter_here_has_no_moments_there():
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=31, d_model=24, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=20,
+            decoder_ffn_dim=20, encoder_attention_heads=3, decoder_attention_heads=3,
+            max_position_embeddings=16, dropout=0.0,
+        )
+    )  # fmt: skip
+    optimizer = after_a_step(model, torch.arange(6)[None])
+    config = OptimizerConfig(beta2=0.999, weight_decay=0.0)
+    module, state = train_state_from_torch(model, optimizer, config)
+    assert not moments_of(state.optimizer_state)["mu"]["lm_head.bias"].any()
+    _, back = train_state_to_torch(module, state, model, optimizer)
+    optimizer.load_state_dict(
+        {
+            **back,
+            "state": {
+                n: {k: torch.as_tensor(v) for k, v in e.items()} for n, e in back["state"].items()
+            },
+        }
+    )
+    optimizer.step()
