@@ -2,12 +2,20 @@
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from jaxformer.cli.main import main
 from jaxformer.config import OptimizerConfig
 from jaxformer.inspection.checkpoint_tree import describe
-from jaxformer.porting import train_state_from_torch, train_state_to_torch
+from jaxformer.parameters import get_parameters
+from jaxformer.porting import from_torch, train_state_from_torch, train_state_to_torch
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.training.state_arrays import moments_of
 
@@ -113,3 +121,18 @@ def test_a_buffer_that_is_a_parameter_here_has_no_moments_there():
         }
     )
     optimizer.step()
+
+
+def test_a_head_in_the_memory_of_the_table_is_tied():
+    """transformers 5 ties T5's head whatever tie_word_embeddings says, which then is of the scale.
+
+    A state dict has two names for it."""
+    model = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=31, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_heads=3,
+            tie_word_embeddings=False, decoder_start_token_id=0,
+        )
+    )  # fmt: skip
+    assert model.lm_head.weight is model.shared.weight
+    made = from_torch(model.state_dict(), "t5", model.config.to_dict())
+    assert get_parameters(made).keys() == get_parameters(from_torch(model)).keys()

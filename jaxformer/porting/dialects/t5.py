@@ -159,12 +159,15 @@ def _is_tied(source_model: SourceModel, is_sure: bool) -> bool:
     """Whether the head has no matrix of its own.
 
     Args:
-        source_model: a module, or the names of its arrays.
+        source_model: a module, or its arrays.
         is_sure: whether the settings leave no doubt.
     """
     module = source_model.module
     if hasattr(module, "lm_head"):
         return module.lm_head.weight is module.shared.weight
+    storage = source_model.storages.get("shared.weight")
+    if storage is not None and storage == source_model.storages.get("lm_head.weight"):
+        return True
     return is_sure or "lm_head.weight" not in source_model.shapes
 
 

@@ -86,6 +86,7 @@ def match_arrays(
             module=module,
             config=settings,
             ignore=ignore,
+            storages={name: tensor.storage for name, tensor in named.items()},
         )
         try:
             target = build_abstract(module_mapping, source_model, config)

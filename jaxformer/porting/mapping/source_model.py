@@ -7,7 +7,7 @@ all of these. No torch is imported: a module is only read through its attributes
 
 import copy
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -38,6 +38,7 @@ class SourceModel:
         guess: whether the shape of a missing array is taken from the one with the most similar
             name, so that all that is missing can be listed.
         ignore: patterns of names; settings that have one need not be known.
+        storages: of arrays, by name: those with the same one, other than None, are one array.
 
     Attributes:
         read: the names of the config's settings that somebody has asked for.
@@ -53,8 +54,10 @@ class SourceModel:
         config: Mapping[str, Any] | None = None,
         guess: bool = False,
         ignore: Sequence[str] = (),
+        storages: Mapping[str, Hashable] | None = None,
     ):
         self.guess = guess
+        self.storages = dict(storages or {})
         self.ignore = tuple(ignore)
         self.read: set[str] = set()
         self.defaults: Mapping[str, Any] = {}
