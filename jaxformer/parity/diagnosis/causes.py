@@ -98,9 +98,11 @@ def _cause(judged: Judged, walk: Walk) -> RootCause:
     divergence = judged.divergence
     found = diagnose(divergence, walk)
     named = [op for op in divergence.operators if op.source]
-    operator = found.operator or (named[-1] if named else divergence.value.producer)
+    reader = divergence.reader
+    operator = found.operator or (named[-1] if named else reader or divergence.value.producer)
     reference = divergence.reference_operator
-    source = _source(operator, found.is_operand, walk) if operator else ""
+    is_operand = found.is_operand or operator is reader
+    source = _source(operator, is_operand, walk) if operator else ""
     return RootCause(
         source or _line_that_reads(divergence, walk),
         reference.source,

@@ -47,13 +47,13 @@ def judge_backward(walk: Walk, forward: Sequence[Judged]) -> list[Judged]:
     """
     passed = [d for d in walk.divergences if not d.is_backward]
     backward = [d for d in walk.divergences if d.is_backward]
-    lines = {operator.source for divergence in passed for operator in divergence.operators}
+    lines = {line for divergence in passed for line in divergence.lines}
     blocks = [judged.divergence.reference_operator.module.rpartition(".")[0] for judged in forward]
     found = []
     for divergence in backward:
         path = divergence.reference_operator.module
         is_near = any(not block or f"{path}.".startswith(f"{block}.") for block in blocks)
-        if not is_near and not any(op.source in lines for op in divergence.operators if op.source):
+        if not is_near and not divergence.lines & lines:
             found.append(Judged(divergence))
     explained = len(backward) - len(found)
     if explained:

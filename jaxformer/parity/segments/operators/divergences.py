@@ -41,6 +41,8 @@ class Divergence:
         required_reference: what that should be.
         required_operators: all operators between the last anchors and the required value.
         is_backward: whether it belongs to the backward pass.
+        reader: the operator that reads the value and must read another one, where the value itself
+            is right.
     """
 
     value: Value
@@ -57,11 +59,23 @@ class Divergence:
     required_reference: Value
     required_operators: list[Operator]
     is_backward: bool = False
+    reader: Operator | None = None
 
     @property
     def error(self) -> float:
         """The largest difference at the end, of scale."""
         return self.difference.error / (self.difference.scale or 1.0)
+
+    @property
+    def lines(self) -> set[str]:
+        """Lines of the candidate's segment; of a value that is misread, its own and the reader's.
+
+        The gradient of such a value is wrong too.
+        """
+        operators = self.operators
+        if self.reader is not None:
+            operators = [op for op in (self.reader, self.value.producer) if op is not None]
+        return {operator.source for operator in operators if operator.source}
 
     @property
     def reference_operator(self) -> Operator:

@@ -8,6 +8,7 @@ value which, replaced by the reference's, makes the rest right, ends the wrong s
 reference's value takes its place, so that what follows is judged by itself.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxformer.parity.findings import Difference
@@ -84,6 +85,9 @@ class Walk(Anchors):
         self._done, self._reference_done = 0, 0
         self._is_backward = False
         self._factored: set[int] = set()
+        # The operator whose operands are looked at, and the anchors that it alone must not read.
+        self._reader: Operator | None = None
+        self._lent: dict[int, tuple[Any, list[Match]]] = {}
 
     def advance(self) -> None:
         """Goes through the operators that were recorded on both tapes since the last time."""
@@ -100,14 +104,17 @@ class Walk(Anchors):
             if pair is not None:
                 if not leads_right(self, *pair):
                     entering, (made, wanted) = required_values(*pair)
+                    self._reader = operator
                     for value, other in entering:
                         self.require(value, other)
+                    self._reader = None
                     later.setdefault(_place(made), []).append((made, wanted))
                 self.checked.add(pair[1].operator.index)
                 self.own_checked.add(operator.index)
             elif operator.index in pairing.miscounted:
                 self.extra_calls[operator.index] = pairing.miscounted[operator.index]
             self.compute(operator)
+            self._take_back()
             for value, other in later.pop(operator.index, ()):
                 self.require(value, other)
         self._done = len(self.candidate.operators)
@@ -176,7 +183,14 @@ class Walk(Anchors):
                 del self.matches[earlier[0].index]
                 operators, _ = region_before([value], lambda v: v.index in self.matches)
                 found = self._segment(*earlier, value, wanted, operators)
+            elif found.value is value and self._is_misread(value):
+                found = dataclasses.replace(
+                    found, operators=[], boundary=[value], reader=self._reader
+                )
             self.divergences.append(found)
+        if found.value is value and self._is_misread(value):
+            self._lend(value, wanted, found.layout)
+            return
         self._put_right(found.value, found.reference_value, found.layout, operators)
         if found.value is not value:
             self.require(value, wanted)
@@ -188,7 +202,7 @@ class Walk(Anchors):
         """
         if not self._is_backward:
             return False
-        wrong = {op.source for d in self.divergences if not d.is_backward for op in d.operators}
+        wrong = {line for d in self.divergences if not d.is_backward for line in d.lines}
         return any(operator.source in wrong for operator in operators if operator.source)
 
     def _rounding_of_constants(self, value: Value, wanted: Value) -> float:
@@ -278,6 +292,31 @@ class Walk(Anchors):
         for operator in operators:
             if not any(value.index in self.matches for value in operator.outputs):
                 self.compute(operator)
+
+    def _is_misread(self, value: Value) -> bool:
+        """Returns whether a value is right, and the operator that is gone through reads it wrongly.
+
+        Others may read it rightly: a forgotten activation enters one of several products alone.
+        """
+        is_anchor = value.index in self.matches and value.index not in self.pinned
+        return is_anchor and self._reader is not None and not self._is_backward
+
+    def _lend(self, value: Value, wanted: Value, layout: Layout) -> None:
+        """Puts an anchor right for the operator that is gone through, and for no other."""
+        before = self.arrays.get(value.index), self.matches[value.index]
+        self._lent.setdefault(value.index, before)
+        self.arrays[value.index] = layout.apply(wanted.data)
+        self.reached.add(wanted.index)
+
+    def _take_back(self) -> None:
+        """Makes anchors that were lent what they were."""
+        for index, (array, matches) in self._lent.items():
+            self.matches[index] = matches
+            if array is None:
+                del self.arrays[index]
+            else:
+                self.arrays[index] = array
+        self._lent = {}
 
     def _put_right(
         self, value: Value, wanted: Value, layout: Layout, operators: Sequence[Operator]

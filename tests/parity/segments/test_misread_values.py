@@ -1,0 +1,60 @@
+"""A right value that one of its readers must not read: that reader is wrong, and no other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.parity import compare
+
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
+SILU = jax.nn.silu
+
+
+class ThreeReaders(torch.nn.Module):
+    """Three projections read one activation, as those of a time embedding do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.time, *self.others = (torch.nn.Linear(6, 6) for _ in range(4))
+        self.others = torch.nn.ModuleList(self.others)
+
+    def forward(self, x, time):
+        embedding = self.time(time)
+        for linear in self.others:
+            x = torch.tanh(x + linear(torch.nn.functional.silu(embedding)))
+        return x
+
+
+def linear(params, name, x):
+    return x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
+
+
+def right(params, x, time):
+    embedding = linear(params, "time", time)
+    for name in ("others.0", "others.1", "others.2"):
+        x = jnp.tanh(x + linear(params, name, SILU(embedding)))
+    return x
+
+
+def forgotten(params, x, time):
+    embedding = linear(params, "time", time)
+    x = jnp.tanh(x + linear(params, "others.0", SILU(embedding)))
+    x = jnp.tanh(x + linear(params, "others.1", embedding))  # planted
+    return jnp.tanh(x + linear(params, "others.2", SILU(embedding)))
+
+
+def test_a_forgotten_activation_of_one_reader_is_one_cause():
+    reference = ThreeReaders()
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    inputs = [np.random.default_rng(n).normal(size=(4, 6)).astype(np.float32) for n in (0, 1)]
+    assert compare(reference, (right, params), inputs).verdict in ("exact", "rounding")
+    report = compare(reference, (forgotten, params), inputs)
+    (cause,) = report.root_causes
+    assert cause.diagnosis == "the candidate computes the identity; the reference computes SiLU"
+    path, _, line = cause.jax_source.rpartition(":")
+    with open(path) as file:
+        assert "planted" in file.read().splitlines()[int(line) - 1]
