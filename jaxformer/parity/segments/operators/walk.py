@@ -10,6 +10,7 @@ reference's value takes its place, so that what follows is judged by itself.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.anchors import Anchors, Table
