@@ -16,6 +16,7 @@ operators of the backward pass on the same tape.
 - ``tracing``: the jaxprs of a candidate, forward and backward.
 - ``equations``: what one equation of a jaxpr computes, with every float in float64 or as written.
 - ``evaluation``: goes through the equations of a jaxpr: onto a tape, or evaluated as written.
+- ``collectives``: what runs over devices, on one device.
 - ``host_calls``: a call in a jaxpr that is made when it is evaluated.
 - ``numpy_operators``: common primitives in numpy, which compiles nothing.
 - ``sources``: the user's line of code that made an equation.
