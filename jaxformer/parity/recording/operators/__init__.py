@@ -11,6 +11,7 @@ operators of the backward pass on the same tape.
 - ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.
 - ``torch_weights``: its weights in float64, in memory only while an operator reads them.
+- ``references``: what a reference must be; ``compile`` and the like are taken off it.
 - ``candidates``: the ways to call a candidate, and what it is called with.
 - ``jax_run``: a candidate, evaluated operator by operator.
 - ``tracing``: the jaxprs of a candidate, forward and backward.

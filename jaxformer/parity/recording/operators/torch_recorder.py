@@ -39,7 +39,7 @@ def make_recorder(
     narrow = (torch.float32, torch.float16, torch.bfloat16)
 
     def widen(value: Any) -> Any:
-        return torch.float64 if value in narrow and isinstance(value, torch.dtype) else value
+        return torch.float64 if isinstance(value, torch.dtype) and value in narrow else value
 
     class Recorder(TorchDispatchMode):
         @classmethod

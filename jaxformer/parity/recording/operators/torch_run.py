@@ -1,7 +1,8 @@
 """The ATen operators of a PyTorch module, run in float64, with source lines and module paths."""
 
+import contextlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class TorchRun:
             self._leaves[value.index] = tensor
 
     def _leave(self, path: str, output: Any) -> None:
-        found = [self._recorder.value(tensor) for tensor in floats(output)]
+        found = [self._recorder.value(_of_all_rows(tensor)) for tensor in floats(output)]
         self.returned.setdefault(path, []).extend(found)
 
     def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
@@ -229,14 +230,28 @@ def _call(module: Any, given: list[Any], named: dict[str, Any], caller: Caller |
     return module(*given, **named) if caller is None else caller(module, named or given)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _settings() -> Iterator[None]:
     """Makes PyTorch compute everything in float64, in operators that can be recorded."""
-    require_torch()
+    torch = require_torch()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with float64_by_default(), without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            # Of a compiled function the operators are not seen.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(float64_by_default())
+        stack.enter_context(without_fast_path())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
+
+
+def _of_all_rows(tensor: Any) -> Any:
+    """Returns the tensor of all rows of which ``torch.func.vmap`` shows a function one."""
+    functorch = require_torch()._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _stored(parameter: Any) -> np.ndarray:
@@ -265,7 +280,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _tensors(f"{name}.{key}".lstrip("."), inner)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _paths(module: Any, stack: list[str], leave: Callable[[str, Any], None]) -> Iterator[None]:
     """Keeps the path of the module that is running on top of a stack."""
     hooks = []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.recording.operators.graph import LARGE
+from jaxformer.parity.recording.operators.references import computed_attributes
 from jaxformer.parity.recording.torch_values import finish_float64, require_torch, view
 
 # Memory of which a part can be given back is not found on every system.
@@ -97,6 +98,9 @@ def with_wide_weights(module: Any) -> tuple[Any, dict[int, Weight]]:
     """
     weights = {id(p): Weight(p) for p in module.parameters() if _is_large(p)}
     replaced = {key: weight.parameter for key, weight in weights.items()}
+    # Each call computes these again, see ``check_reference``.
+    computed = [t for inner in module.modules() for t in computed_attributes(inner).values()]
+    replaced |= {id(tensor): tensor.detach() for tensor in computed}
     wide = copy.deepcopy(module, dict(replaced)).double().eval()
     return finish_float64(wide), {weight.place: weight for weight in weights.values()}
 
