@@ -301,7 +301,7 @@ def _source() -> str:
         name = frame.f_code.co_filename
         if name.startswith(_OWN):
             # The run itself: further out is the code that asked for the comparison.
-            if name == f"{_HERE}torch_run.py" and frame.f_code.co_name == "__init__":
+            if name == f"{_HERE}torch_run.py" and frame.f_code.co_name in ("__init__", "backward"):
                 return inside or innermost
         elif _TORCH not in name and _EINOPS not in name:
             return f"{name}:{frame.f_lineno}"

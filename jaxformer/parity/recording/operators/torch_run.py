@@ -43,6 +43,8 @@ class TorchRun:
         kinds: the class of each module, by path, a module before those inside it.
         padding_rows: by the name of an embedding's parameter, the row of its padding token, which
             PyTorch does not train; here its gradient is computed.
+        frozen: names of the parameters that the module does not train, beside others that it does;
+            here their gradients are computed.
         no_gradients: why there is no backward pass; "" if there is one.
     """
 
@@ -63,6 +65,7 @@ class TorchRun:
         self.returned: dict[str, list[Value]] = {}
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
         self.padding_rows = _padding_rows(wide)
+        self.frozen = _frozen(module)
         self.no_gradients = ""
         self._recorder = make_recorder(self.tape, weights, before_forgetting)
         self._leaves: dict[int, Any] = {}
@@ -149,10 +152,13 @@ class TorchRun:
         finally:
             for hook in hooks:
                 hook.remove()
-        # Those of what no result depends on are zeros.
+        # Those of what no result depends on are zeros, which no line made.
         for index, gradient in zip(self._leaves, found, strict=True):
             if index not in gradients:
-                gradients[index] = self._recorder.gradient(gradient)
+                value = gradients[index] = self._recorder.gradient(gradient)
+                reader = next(iter(self.tape.values[index].consumers), None)
+                if value.producer is not None and reader is not None:
+                    value.producer.source, value.producer.module = reader.source, reader.module
         del found
         self._recorder.forget()
         return gradients
@@ -182,6 +188,16 @@ def _padding_rows(module: Any) -> dict[str, int]:
         if isinstance(inner, torch.nn.Embedding) and inner.padding_idx is not None
         if id(inner.weight) in names
     }
+
+
+def _frozen(module: Any) -> frozenset[str]:
+    """Returns the parameters that a module does not train, by name; none if it trains no other.
+
+    Who runs a model, and does not train it, may have all of them frozen.
+    """
+    floats = [(n, p) for n, p in module.named_parameters() if p.dtype.is_floating_point]
+    frozen = frozenset(name for name, parameter in floats if not parameter.requires_grad)
+    return frozen if len(frozen) < len(floats) else frozenset()
 
 
 def run_torch(
