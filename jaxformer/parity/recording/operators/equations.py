@@ -117,6 +117,9 @@ def literal(atom: Any) -> Any:
     dtype = atom.aval.dtype
     if jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(exact_decimal(value) if dtype != np.float64 else value, np.float64)
+    if dtype == np.complex64:
+        real, imaginary = np.float32(value.real), np.float32(value.imag)
+        return np.asarray(complex(exact_decimal(real), exact_decimal(imaginary)))
     return np.asarray(value, dtype)
 
 
@@ -165,7 +168,7 @@ def _in_numpy(equation: Any, *, exact: bool) -> Callable[..., Sequence[Any]] | N
         dtype = np.dtype(np.float64 if is_real else np.complex128)
     # Integers have the dtype that the equation has. This is run thousands of times.
     read = [atom.aval.dtype for atom in equation.invars]
-    own = [None if jnp.issubdtype(one, jnp.floating) else one for one in read]
+    own = [None if jnp.issubdtype(one, jnp.inexact) else one for one in read]
     is_one = equation.primitive.name not in SEVERAL
 
     def run(*arrays: Any) -> Sequence[Any]:
@@ -185,7 +188,7 @@ def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:
         dtype = atom.aval.dtype
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             yield jax.random.wrap_key_data(jnp.asarray(array), impl=dtype._impl.name)
-        elif not jnp.issubdtype(dtype, jnp.floating):
+        elif not jnp.issubdtype(dtype, jnp.inexact):
             yield np.asarray(array, dtype)
         else:
             yield array
@@ -202,6 +205,8 @@ def _widened(value: Any) -> Any:
         return _wide_jaxpr(ClosedJaxpr(value, ())).jaxpr
     if isinstance(value, np.dtype | type) and value is not bool:
         try:
+            if jnp.issubdtype(value, jnp.complexfloating):
+                return np.dtype(np.complex128)
             return np.dtype(np.float64) if jnp.issubdtype(value, jnp.floating) else value
         except TypeError:
             return value

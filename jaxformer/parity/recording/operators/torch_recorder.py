@@ -13,7 +13,7 @@ from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_decompositions import decompositions
 from jaxformer.parity.recording.operators.torch_weights import Weight
-from jaxformer.parity.recording.torch_values import require_torch, view
+from jaxformer.parity.recording.torch_values import require_torch, view, widest
 
 # How many arrays are looked at, after each operator, whether they can be forgotten.
 LOOKED_AT = 8
@@ -36,10 +36,9 @@ def make_recorder(
     from torch.utils._python_dispatch import TorchDispatchMode
 
     table = decompositions()
-    narrow = (torch.float32, torch.float16, torch.bfloat16)
 
     def widen(value: Any) -> Any:
-        return torch.float64 if isinstance(value, torch.dtype) and value in narrow else value
+        return widest(value) if isinstance(value, torch.dtype) else value
 
     class Recorder(TorchDispatchMode):
         @classmethod

@@ -20,6 +20,7 @@ from jaxformer.parity.recording.torch_values import (
     require_torch,
     tensor,
     view,
+    widest,
     without_fast_path,
 )
 
@@ -38,7 +39,8 @@ class TorchRun:
 
     Attributes:
         tape: the operators.
-        stored: the parameters by path, as the module has them; 16 bits become float32.
+        stored: the parameters by path, as the module has them; 16 bits become float32, and complex
+            numbers pairs of real ones, in a last axis.
         returned: of each module that was called, by path, the float values that it returned.
         kinds: the class of each module, by path, a module before those inside it.
         padding_rows: by the name of an embedding's parameter, the row of its padding token, which
@@ -69,10 +71,13 @@ class TorchRun:
         self.no_gradients = ""
         self._recorder = make_recorder(self.tape, weights, before_forgetting)
         self._leaves: dict[int, Any] = {}
-        for name, parameter in wide.named_parameters():
+        pairs = _Pairs()
+        for name, one in wide.named_parameters():
+            parameter = pairs.leaf(one)
             parameter.requires_grad_(backward and parameter.dtype.is_floating_point)
             self._name(parameter, name, "parameter")
-        for name, buffer in wide.named_buffers():
+        for name, one in wide.named_buffers():
+            buffer = pairs.leaf(one)
             if buffer.dtype.is_floating_point:
                 buffer.requires_grad_(backward and name in buffers)
                 self._name(buffer, name, "constant")
@@ -84,6 +89,7 @@ class TorchRun:
         paths = _paths(wide, self._recorder.stack, self._leave)
         reading = keep_what_is_read(weights)
         with _settings(), torch.set_grad_enabled(backward), paths, reading, self._recorder:
+            pairs.join(wide)
             output = _call(wide, given, named, caller)
         logits = [output.logits] if hasattr(output, "logits") else []
         found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
@@ -178,6 +184,30 @@ class TorchRun:
         return take
 
 
+class _Pairs:
+    """Complex parameters and buffers of a module as pairs of real numbers, which have gradients."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[Any, Any]] = {}
+
+    def leaf(self, array: Any) -> Any:
+        """Returns the pairs of a complex array, any other array unchanged."""
+        if not array.is_complex():
+            return array
+        pair = require_torch().view_as_real(array.detach()).clone()
+        self._pairs[id(array)] = array, pair
+        return pair
+
+    def join(self, module: Any) -> None:
+        """Makes the module have complex numbers of the pairs in place of its own."""
+        torch = require_torch()
+        joined = {key: torch.view_as_complex(pair) for key, (_, pair) in self._pairs.items()}
+        for inner in module.modules() if joined else ():
+            for arrays in (inner._parameters, inner._buffers):
+                own = {n: joined[id(a)] for n, a in arrays.items() if id(a) in joined}
+                arrays.update(own)
+
+
 def _padding_rows(module: Any) -> dict[str, int]:
     """Returns the row of the padding token of each embedding that has one, by its parameter."""
     torch = require_torch()
@@ -195,9 +225,13 @@ def _frozen(module: Any) -> frozenset[str]:
 
     Who runs a model, and does not train it, may have all of them frozen.
     """
-    floats = [(n, p) for n, p in module.named_parameters() if p.dtype.is_floating_point]
-    frozen = frozenset(name for name, parameter in floats if not parameter.requires_grad)
-    return frozen if len(frozen) < len(floats) else frozenset()
+    trainable = {
+        name: parameter.requires_grad
+        for name, parameter in module.named_parameters()
+        if parameter.is_floating_point() or parameter.is_complex()
+    }
+    frozen = frozenset(name for name, is_trained in trainable.items() if not is_trained)
+    return frozen if len(frozen) < len(trainable) else frozenset()
 
 
 def run_torch(
@@ -272,6 +306,8 @@ def _of_all_rows(tensor: Any) -> Any:
 
 def _stored(parameter: Any) -> np.ndarray:
     array = view(parameter)
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1)
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
@@ -279,10 +315,8 @@ def _tensor(value: Any) -> Any:
     torch = require_torch()
     if isinstance(value, np.ndarray):
         value = tensor(value)
-    if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-        return value.double()
-    if isinstance(value, torch.Tensor) and value.dtype == torch.int32:
-        return value.long()
+    if isinstance(value, torch.Tensor):
+        return value.long() if value.dtype == torch.int32 else value.to(widest(value.dtype))
     return value
 
 

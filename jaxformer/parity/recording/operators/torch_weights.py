@@ -13,7 +13,12 @@ import numpy as np
 
 from jaxformer.parity.recording.operators.graph import LARGE
 from jaxformer.parity.recording.operators.references import computed_attributes
-from jaxformer.parity.recording.torch_values import finish_float64, require_torch, view
+from jaxformer.parity.recording.torch_values import (
+    finish_float64,
+    require_torch,
+    view,
+    widest,
+)
 
 # Memory of which a part can be given back is not found on every system.
 IS_KNOWN = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MADV_DONTNEED")
@@ -101,7 +106,8 @@ def with_wide_weights(module: Any) -> tuple[Any, dict[int, Weight]]:
     # Each call computes these again, see ``check_reference``.
     computed = [t for inner in module.modules() for t in computed_attributes(inner).values()]
     replaced |= {id(tensor): tensor.detach() for tensor in computed}
-    wide = copy.deepcopy(module, dict(replaced)).double().eval()
+    wide = copy.deepcopy(module, dict(replaced)).eval()
+    wide._apply(lambda tensor: tensor.to(widest(tensor.dtype)))
     return finish_float64(wide), {weight.place: weight for weight in weights.values()}
 
 
