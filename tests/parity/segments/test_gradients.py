@@ -456,3 +456,20 @@ def test_a_gradient_that_the_reference_stops_and_the_lines_of_the_models():
     assert cause.jax_source.endswith(f"test_gradients.py:{line}")
     # The line within the model, and not the one that called compare.
     assert int(cause.torch_source.rpartition(":")[2]) < line
+
+
+def test_results_that_are_no_numbers_have_no_gradients():
+    reference = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.ReLU())
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+
+    def port(p, x):
+        return jax.nn.relu(x @ p["0.weight"].T + p["0.bias"])
+
+    x = np.random.default_rng(0).normal(size=(4, 6))
+    x[1, 2] = np.nan
+    report = compare(reference, (port, params), {"input": x}, jax_inputs=x)
+    assert report.verdict == "rounding", str(report)
+    assert report.remarks[-1] == (
+        "gradients were not compared: the results of the reference have NaN, and so have its "
+        "inputs: input"
+    )

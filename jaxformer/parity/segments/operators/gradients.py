@@ -18,6 +18,7 @@ from jaxformer.parity.matching.operators.parts import assemble, find_pieces
 from jaxformer.parity.matching.operators.values import rounding_allowed
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.effects import seen_positions
 from jaxformer.parity.segments.operators.frozen_parameters import FrozenParameters
@@ -60,6 +61,8 @@ def compare_gradients(
     reason = candidate.no_gradients or reference.no_gradients
     if not reason and not results.compared:
         reason = "no result was compared"
+    if any(np.isnan(result.reference.data).any() for result in results.compared.values()):
+        reason = reason or f"the results of the reference have NaN{_nan_inputs(walk.reference)}"
     counts = list(filter(None, map(walk.other_count, walk.divergences)))
     if counts:
         reason = str(counts[0][0])
@@ -74,6 +77,12 @@ def compare_gradients(
     own = candidate.backward({place: array for _, place, array in cotangents.values()})
     walk.advance_backward()
     return _Comparison(walk, parameters, right, own, reference).run()
+
+
+def _nan_inputs(reference: Tape) -> str:
+    """Returns which inputs have NaN, to be added to a sentence; "" if none have."""
+    names = [v.name for v in reference.inputs if v.dtype.kind in "fc" and np.isnan(v.data).any()]
+    return f", and so have its inputs: {listed(names)}" if names else ""
 
 
 def _cotangents(walk: Walk, results: Results) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
