@@ -10,6 +10,7 @@ from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
 from jaxformer.parity.recording.operators.candidates import Caller, arguments, unwrapped
 from jaxformer.parity.recording.operators.failures import naming_failures
+from jaxformer.parity.recording.operators.references import check_reference, unwrapped_reference
 from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.recording.operators.torch_run import raised_alone
 from jaxformer.parity.recording.torch_values import require_torch
@@ -72,6 +73,9 @@ def compare(
         raise UsageError(
             f"the reference must be a torch.nn.Module: got {type(torch_module).__name__}"
         )
+    if options.get("torch_call") is None:
+        torch_module = unwrapped_reference(torch_module)
+    check_reference(torch_module)
     candidate = unwrapped(candidate)
     named = options.get("names") is not None
     if named and not isinstance(candidate, nnx.Module):

@@ -42,6 +42,7 @@ from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.recording.memory import LARGE, release
 from jaxformer.parity.recording.operators.evaluation import evaluator_of
 from jaxformer.parity.recording.operators.failures import naming_failures
+from jaxformer.parity.recording.operators.signatures import UNKNOWN_NUMBERS
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.calls.products import compare_held_product, is_large_product
 from jaxformer.parity.segments.calls.reference_gradients import ReferenceGradients
@@ -286,7 +287,13 @@ class ModuleComparison:
         return found
 
     def _call(self, module: Any, inputs: Sequence[Any]) -> Any:
-        with naming_failures("candidate", inputs, {}, lambda error: error):
+        # What reads numbers of what is traced is named further out.
+        with naming_failures(
+            "candidate",
+            inputs,
+            {},
+            lambda error: None if isinstance(error, UNKNOWN_NUMBERS) else error,
+        ):
             if self.call is not None:
                 return self.call(module, inputs)
             return call_candidate(module, inputs, **self.positions)

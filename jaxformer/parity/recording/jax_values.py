@@ -44,8 +44,15 @@ def leaf_names(tree: Any) -> list[str]:
     ]
 
 
+def is_complex(leaf: Any) -> bool:
+    """Returns whether a leaf of a pytree is an array of complex numbers."""
+    return is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+
+
 def in_float64(leaf: Any) -> Any:
-    """Returns floats as float64 on the host, anything else unchanged."""
+    """Returns floats as float64 on the host, complex numbers of two such; all else unchanged."""
+    if is_complex(leaf):
+        return np.asarray(leaf).astype(np.complex128)
     return np.asarray(leaf).astype(np.float64) if is_float(leaf) else leaf
 
 

@@ -37,6 +37,14 @@ def in_float64(module: Any) -> Any:
     return finish_float64(copy.deepcopy(module).double().eval())
 
 
+def widest(dtype: Any) -> Any:
+    """Returns the dtype of PyTorch to compute with in place of another: float64 for floats."""
+    torch = require_torch()
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
 def finish_float64(module: Any) -> Any:
     """Returns a module in float64, after what is kept in another dtype beside its arrays."""
     for inner in module.modules():

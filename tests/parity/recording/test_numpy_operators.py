@@ -22,6 +22,7 @@ NUMBERS = np.arange(5, dtype=np.int32) * 2**29
         (lambda z: (z.real, z.imag, z * z, z + z, -z, z - 2 * z), [X + 1j * X[::-1]]),
         (lambda x, i: jax.lax.dynamic_slice(x, (i, i), (2, 3)), [X, np.int32(5)]),
         (lambda x, i: jax.lax.dynamic_update_slice(x, x[:2, :3], (i, i)), [X, np.int32(2)]),
+        (jnp.dot, [X[0], X[1]]),
         (lambda n: (n * n, n + n, n - 1, -n), [NUMBERS]),
     ],
 )

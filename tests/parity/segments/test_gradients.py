@@ -344,3 +344,132 @@ def test_what_cannot_be_differentiated_is_said():
     assert report.verdict == "rounding"
     (remark,) = report.remarks
     assert remark.startswith("gradients were not compared: the reference cannot be differentiated")
+
+
+class Adapted(torch.nn.Module):
+    """Frozen layers with an adapter, as LoRA has them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.down = torch.nn.Parameter(torch.randn(6, 2))
+        self.up = torch.nn.Parameter(torch.randn(2, 6))
+        self.q.requires_grad_(False)
+        self.k.requires_grad_(False)
+
+    def forward(self, x):
+        return (self.q(x) + x @ self.down @ self.up) * torch.tanh(self.k(x))
+
+
+def adapted(p, x, stop_q=lambda w: w, stop_k=lambda w: w, stop_up=lambda w: w):
+    q = x @ stop_q(p["q.weight"]).T + stop_q(p["q.bias"])
+    k = x @ stop_k(p["k.weight"]).T + stop_k(p["k.bias"])
+    return (q + x @ p["down"] @ stop_up(p["up"])) * jnp.tanh(k)
+
+
+def joined(p, x, stop_q=lambda w: w):
+    w, b, stop = p["weights"], p["biases"], jax.lax.stop_gradient
+    q, k = x @ stop_q(w[:6]).T + stop_q(b[:6]), x @ stop(w[6:]).T + stop(b[6:])
+    return (q + x @ p["down"] @ p["up"]) * jnp.tanh(k)
+
+
+def test_what_the_reference_does_not_train_may_be_stopped():
+    reference, stop = Adapted(), jax.lax.stop_gradient
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(4, 6))
+    report = compare(reference, (lambda p, x: adapted(p, x, stop, stop), params), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (7, 7)
+    assert not report.remarks
+    report = compare(reference, (lambda p, x: adapted(p, x, stop), params), x)
+    assert report.verdict == "rounding", str(report)
+    (remark,) = report.remarks
+    assert remark.endswith("(requires_grad is False), the candidate does: k.bias, k.weight")
+    # What it trains may not be.
+    report = compare(reference, (lambda p, x: adapted(p, x, stop, stop, stop), params), x)
+    assert report.verdict == "bug"
+    # Who freezes all only runs the reference.
+    reference.requires_grad_(False)
+    report = compare(reference, (lambda p, x: adapted(p, x, stop), params), x)
+    assert report.verdict == "bug"
+
+
+@pytest.mark.parametrize("is_q_trained", [True, False])
+def test_frozen_parameters_may_be_parts_of_one(is_q_trained):
+    reference = Adapted()
+    reference.q.requires_grad_(is_q_trained)
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    params["weights"] = np.concatenate([params.pop("q.weight"), params.pop("k.weight")])
+    params["biases"] = np.concatenate([params.pop("q.bias"), params.pop("k.bias")])
+    x = np.random.default_rng(0).normal(size=(4, 6))
+    stop = (lambda w: w) if is_q_trained else jax.lax.stop_gradient
+    report = compare(reference, (lambda p, x: joined(p, x, stop), params), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (5, 5)
+    stop = jax.lax.stop_gradient
+    report = compare(reference, (lambda p, x: joined(p, x, stop), params), x)
+    assert report.verdict == ("bug" if is_q_trained else "rounding")
+
+
+class Head(torch.nn.Module):
+    """A head on layers that are run without gradients, or only not trained."""
+
+    def __init__(self, has_gradients):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = torch.nn.Linear(6, 6), torch.nn.Linear(6, 3)
+        self.has_gradients = has_gradients
+        if has_gradients:
+            self.body.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.has_gradients and torch.is_grad_enabled()):
+            x = torch.tanh(self.body(x))
+        return self.head(x)
+
+
+def body_and_head(p, x, stop=lambda x: x):
+    x = stop(jnp.tanh(x @ p["body.weight"].T + p["body.bias"]))
+    return x @ p["head.weight"].T + p["head.bias"]
+
+
+def test_a_stop_behind_all_that_is_not_trained():
+    reference = Head(True)
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(4, 6))
+    port = (lambda p, x: body_and_head(p, x, jax.lax.stop_gradient), params)
+    report = compare(reference, port, x)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (4, 5)
+    assert report.remarks[0].endswith("those of these inputs were not compared: 0")
+
+
+def test_a_gradient_that_the_reference_stops_and_the_lines_of_the_models():
+    reference = Head(False)
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(4, 6))
+    report = compare(reference, (body_and_head, params), x)
+    (cause,) = report.root_causes
+    assert cause.diagnosis.startswith("a gradient arrives here in the candidate")
+    line = body_and_head.__code__.co_firstlineno + 1
+    assert cause.jax_source.endswith(f"test_gradients.py:{line}")
+    # The line within the model, and not the one that called compare.
+    assert int(cause.torch_source.rpartition(":")[2]) < line
+
+
+def test_results_that_are_no_numbers_have_no_gradients():
+    reference = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.ReLU())
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+
+    def port(p, x):
+        return jax.nn.relu(x @ p["0.weight"].T + p["0.bias"])
+
+    x = np.random.default_rng(0).normal(size=(4, 6))
+    x[1, 2] = np.nan
+    report = compare(reference, (port, params), {"input": x}, jax_inputs=x)
+    assert report.verdict == "rounding", str(report)
+    assert report.remarks[-1] == (
+        "gradients were not compared: the results of the reference have NaN, and so have its "
+        "inputs: input"
+    )

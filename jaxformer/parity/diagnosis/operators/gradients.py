@@ -8,8 +8,10 @@ from jaxformer.parity.segments.operators.walk import Walk
 
 
 def stopped_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:
-    """Returns a diagnosis if no gradient arrives where the reference has one."""
-    own, right = sides_of(divergence)
-    if np.any(own) or not np.any(right):
+    """Returns a diagnosis if a gradient arrives on one side alone."""
+    own, right = map(np.any, sides_of(divergence))
+    if own == right:
         return None
+    if own:
+        return Diagnosis("a gradient arrives here in the candidate; in the reference none does")
     return Diagnosis("no gradient arrives here in the candidate; in the reference one does")

@@ -11,11 +11,13 @@ operators of the backward pass on the same tape.
 - ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.
 - ``torch_weights``: its weights in float64, in memory only while an operator reads them.
+- ``references``: what a reference must be; ``compile`` and the like are taken off it.
 - ``candidates``: the ways to call a candidate, and what it is called with.
 - ``jax_run``: a candidate, evaluated operator by operator.
 - ``tracing``: the jaxprs of a candidate, forward and backward.
 - ``equations``: what one equation of a jaxpr computes, with every float in float64 or as written.
 - ``evaluation``: goes through the equations of a jaxpr: onto a tape, or evaluated as written.
+- ``collectives``: what runs over devices, on one device.
 - ``host_calls``: a call in a jaxpr that is made when it is evaluated.
 - ``numpy_operators``: common primitives in numpy, which compiles nothing.
 - ``sources``: the user's line of code that made an equation.

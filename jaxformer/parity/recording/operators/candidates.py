@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformer.errors import UsageError
 from jaxformer.parameters import join_path
-from jaxformer.parity.recording.jax_values import is_numeric, leaf_names
+from jaxformer.parity.recording.jax_values import is_complex, is_numeric, leaf_names
 from jaxformer.parity.recording.torch_values import as_numpy, map_nested
 
 Inputs = Sequence[Any] | Mapping[str, Any]
@@ -66,7 +66,34 @@ def as_candidate(model: Any, caller: Caller | None = None) -> Candidate:
                 f"{which} is no array but a {type(leaf).__name__}: take it out of the parameters; "
                 "the function may close over it"
             )
-    return dataclasses.replace(made, parameters=parameters, caller=caller)
+    return dataclasses.replace(_in_pairs(made, parameters), caller=caller)
+
+
+def _in_pairs(candidate: Candidate, parameters: Any) -> Candidate:
+    """Returns a candidate whose complex parameters are pairs of real numbers, in a last axis.
+
+    So are those of the reference: pairs are compared as floats are, and so are their gradients,
+    which the two libraries define as conjugates of each other.
+    """
+    leaves, structure = jax.tree.flatten(parameters)
+    places = {place for place, leaf in enumerate(leaves) if is_complex(leaf)}
+    if not places:
+        return dataclasses.replace(candidate, parameters=parameters)
+    pairs = [
+        np.stack([np.real(leaf), np.imag(leaf)], -1) if place in places else leaf
+        for place, leaf in enumerate(leaves)
+    ]
+
+    def bind(given: Any) -> Callable[..., Any]:
+        joined = [
+            jax.lax.complex(leaf[..., 0], leaf[..., 1]) if place in places else leaf
+            for place, leaf in enumerate(jax.tree.leaves(given))
+        ]
+        return candidate.bind(jax.tree.unflatten(structure, joined))
+
+    return dataclasses.replace(
+        candidate, parameters=jax.tree.unflatten(structure, pairs), bind=bind
+    )
 
 
 def _without_tensor(leaf: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from jaxformer.parity.recording.jax_values import in_float64, is_number, on_host
+from jaxformer.parity.recording.operators.collectives import inside_shard_map, on_one_device
 from jaxformer.parity.recording.operators.numpy_operators import SEVERAL, numpy_function
 
 # Operators that call a jaxpr, with the name of the argument that holds it.
@@ -29,6 +30,8 @@ CALLS = {
     "xla_call": "call_jaxpr",
     "run_state": "jaxpr",
 }
+# Operators that leave float64 numbers as they are.
+SAME = {"reduce_precision", "copy", "copy_p", "optimization_barrier", "sharding_constraint"}
 # Operators that must see the bits of the dtype that they were written for.
 OWN_DTYPE = {"bitcast_convert_type", "nextafter", "pallas_call", "ffi_call", "custom_call"}
 
@@ -46,17 +49,24 @@ def needed(jaxpr: Any) -> list[Any]:
 
 def inlined(equation: Any) -> Any:
     """Returns the jaxpr that an equation only calls, None if it does anything else."""
+    if equation.primitive.name == "shard_map":
+        return inside_shard_map(equation)
     return equation.params.get(CALLS.get(equation.primitive.name))
 
 
 def function_of(equation: Any) -> Callable[..., Sequence[Any]]:
     """Returns what computes an equation's outputs from its inputs, arrays on the host."""
-    return _narrow(equation) if equation.primitive.name in OWN_DTYPE else _wide(equation)
+    if equation.primitive.name in OWN_DTYPE:
+        return _narrow(equation)
+    return on_one_device(equation) or _wide(equation)
 
 
 def function_as_written(equation: Any) -> Callable[..., Sequence[Any]]:
     """Returns what computes an equation's outputs in the dtypes that it was traced with."""
     in_numpy, primitive = _in_numpy(equation, exact=False), equation.primitive
+    exchanged = on_one_device(equation)
+    if exchanged is not None:
+        return exchanged
 
     def run(*arrays: Any) -> Sequence[Any]:
         if in_numpy is not None:
@@ -71,6 +81,9 @@ def function_as_written(equation: Any) -> Callable[..., Sequence[Any]]:
 def function_in_jax(equation: Any) -> Callable[..., Sequence[Any]]:
     """Returns what computes an equation's outputs as JAX does, from arrays of either library."""
     primitive = equation.primitive
+    exchanged = on_one_device(equation)
+    if exchanged is not None:
+        return exchanged
 
     def run(*arrays: Any) -> Sequence[Any]:
         made = primitive.bind(*map(_for_jax, arrays), **equation.params)
@@ -104,6 +117,9 @@ def literal(atom: Any) -> Any:
     dtype = atom.aval.dtype
     if jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(exact_decimal(value) if dtype != np.float64 else value, np.float64)
+    if dtype == np.complex64:
+        real, imaginary = np.float32(value.real), np.float32(value.imag)
+        return np.asarray(complex(exact_decimal(real), exact_decimal(imaginary)))
     return np.asarray(value, dtype)
 
 
@@ -112,7 +128,7 @@ def _wide(equation: Any) -> Callable[..., Any]:
     primitive = equation.primitive
     name = primitive.name
     params = {key: _widened(value) for key, value in equation.params.items()}
-    if name in ("reduce_precision", "copy", "copy_p", "optimization_barrier"):
+    if name in SAME:
         return lambda *arrays: list(arrays)
     if name in ("dot_general", "conv_general_dilated"):
         params["precision"] = None
@@ -152,7 +168,7 @@ def _in_numpy(equation: Any, *, exact: bool) -> Callable[..., Sequence[Any]] | N
         dtype = np.dtype(np.float64 if is_real else np.complex128)
     # Integers have the dtype that the equation has. This is run thousands of times.
     read = [atom.aval.dtype for atom in equation.invars]
-    own = [None if jnp.issubdtype(one, jnp.floating) else one for one in read]
+    own = [None if jnp.issubdtype(one, jnp.inexact) else one for one in read]
     is_one = equation.primitive.name not in SEVERAL
 
     def run(*arrays: Any) -> Sequence[Any]:
@@ -172,7 +188,7 @@ def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:
         dtype = atom.aval.dtype
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             yield jax.random.wrap_key_data(jnp.asarray(array), impl=dtype._impl.name)
-        elif not jnp.issubdtype(dtype, jnp.floating):
+        elif not jnp.issubdtype(dtype, jnp.inexact):
             yield np.asarray(array, dtype)
         else:
             yield array
@@ -180,12 +196,17 @@ def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:
 
 def _widened(value: Any) -> Any:
     """Returns an argument of an equation for float64: a dtype, or how a scatter adds up."""
+    if isinstance(value, jax.sharding.Sharding):
+        # Its mesh may be one inside of ``jax.shard_map``, which is known nowhere else.
+        return None
     if isinstance(value, ClosedJaxpr):
         return _wide_jaxpr(value)
     if isinstance(value, Jaxpr):
         return _wide_jaxpr(ClosedJaxpr(value, ())).jaxpr
     if isinstance(value, np.dtype | type) and value is not bool:
         try:
+            if jnp.issubdtype(value, jnp.complexfloating):
+                return np.dtype(np.complex128)
             return np.dtype(np.float64) if jnp.issubdtype(value, jnp.floating) else value
         except TypeError:
             return value

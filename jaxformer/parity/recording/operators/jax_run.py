@@ -226,6 +226,9 @@ class _Recorder:
         inner = inlined(equation)
         if inner is not None:
             return self._closed(inner, values, source, module)
+        if name == "pvary":
+            # It changes the type alone, of what differs between devices.
+            return values
         if name == "scan":
             return self._scan(params, values, source, module)
         if name == "while":

@@ -115,7 +115,7 @@ def _dot_general(params: Mapping[str, Any]) -> Function | None:
         height, width = math.prod(rows), math.prod(columns)
         one = left.transpose(*left_batch, *left_kept, *left_sum).reshape(count, height, summed)
         two = right.transpose(*right_batch, *right_sum, *right_kept).reshape(count, summed, width)
-        return (one @ two).reshape(*batch, *rows, *columns)
+        return (one @ two).reshape((*batch, *rows, *columns))
 
     return dot
 

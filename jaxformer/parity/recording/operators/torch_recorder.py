@@ -13,7 +13,7 @@ from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_decompositions import decompositions
 from jaxformer.parity.recording.operators.torch_weights import Weight
-from jaxformer.parity.recording.torch_values import require_torch, view
+from jaxformer.parity.recording.torch_values import require_torch, view, widest
 
 # How many arrays are looked at, after each operator, whether they can be forgotten.
 LOOKED_AT = 8
@@ -36,10 +36,9 @@ def make_recorder(
     from torch.utils._python_dispatch import TorchDispatchMode
 
     table = decompositions()
-    narrow = (torch.float32, torch.float16, torch.bfloat16)
 
     def widen(value: Any) -> Any:
-        return torch.float64 if value in narrow and isinstance(value, torch.dtype) else value
+        return widest(value) if isinstance(value, torch.dtype) else value
 
     class Recorder(TorchDispatchMode):
         @classmethod
@@ -301,7 +300,7 @@ def _source() -> str:
         name = frame.f_code.co_filename
         if name.startswith(_OWN):
             # The run itself: further out is the code that asked for the comparison.
-            if name == f"{_HERE}torch_run.py" and frame.f_code.co_name == "__init__":
+            if name == f"{_HERE}torch_run.py" and frame.f_code.co_name in ("__init__", "backward"):
                 return inside or innermost
         elif _TORCH not in name and _EINOPS not in name:
             return f"{name}:{frame.f_lineno}"

@@ -1,7 +1,8 @@
 """The ATen operators of a PyTorch module, run in float64, with source lines and module paths."""
 
+import contextlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from jaxformer.parity.recording.torch_values import (
     require_torch,
     tensor,
     view,
+    widest,
     without_fast_path,
 )
 
@@ -37,11 +39,14 @@ class TorchRun:
 
     Attributes:
         tape: the operators.
-        stored: the parameters by path, as the module has them; 16 bits become float32.
+        stored: the parameters by path, as the module has them; 16 bits become float32, and complex
+            numbers pairs of real ones, in a last axis.
         returned: of each module that was called, by path, the float values that it returned.
         kinds: the class of each module, by path, a module before those inside it.
         padding_rows: by the name of an embedding's parameter, the row of its padding token, which
             PyTorch does not train; here its gradient is computed.
+        frozen: names of the parameters that the module does not train, beside others that it does;
+            here their gradients are computed.
         no_gradients: why there is no backward pass; "" if there is one.
     """
 
@@ -62,13 +67,17 @@ class TorchRun:
         self.returned: dict[str, list[Value]] = {}
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
         self.padding_rows = _padding_rows(wide)
+        self.frozen = _frozen(module)
         self.no_gradients = ""
         self._recorder = make_recorder(self.tape, weights, before_forgetting)
         self._leaves: dict[int, Any] = {}
-        for name, parameter in wide.named_parameters():
+        pairs = _Pairs()
+        for name, one in wide.named_parameters():
+            parameter = pairs.leaf(one)
             parameter.requires_grad_(backward and parameter.dtype.is_floating_point)
             self._name(parameter, name, "parameter")
-        for name, buffer in wide.named_buffers():
+        for name, one in wide.named_buffers():
+            buffer = pairs.leaf(one)
             if buffer.dtype.is_floating_point:
                 buffer.requires_grad_(backward and name in buffers)
                 self._name(buffer, name, "constant")
@@ -80,6 +89,7 @@ class TorchRun:
         paths = _paths(wide, self._recorder.stack, self._leave)
         reading = keep_what_is_read(weights)
         with _settings(), torch.set_grad_enabled(backward), paths, reading, self._recorder:
+            pairs.join(wide)
             output = _call(wide, given, named, caller)
         logits = [output.logits] if hasattr(output, "logits") else []
         found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
@@ -100,7 +110,7 @@ class TorchRun:
             self._leaves[value.index] = tensor
 
     def _leave(self, path: str, output: Any) -> None:
-        found = [self._recorder.value(tensor) for tensor in floats(output)]
+        found = [self._recorder.value(_of_all_rows(tensor)) for tensor in floats(output)]
         self.returned.setdefault(path, []).extend(found)
 
     def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
@@ -148,10 +158,13 @@ class TorchRun:
         finally:
             for hook in hooks:
                 hook.remove()
-        # Those of what no result depends on are zeros.
+        # Those of what no result depends on are zeros, which no line made.
         for index, gradient in zip(self._leaves, found, strict=True):
             if index not in gradients:
-                gradients[index] = self._recorder.gradient(gradient)
+                value = gradients[index] = self._recorder.gradient(gradient)
+                reader = next(iter(self.tape.values[index].consumers), None)
+                if value.producer is not None and reader is not None:
+                    value.producer.source, value.producer.module = reader.source, reader.module
         del found
         self._recorder.forget()
         return gradients
@@ -171,6 +184,30 @@ class TorchRun:
         return take
 
 
+class _Pairs:
+    """Complex parameters and buffers of a module as pairs of real numbers, which have gradients."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[Any, Any]] = {}
+
+    def leaf(self, array: Any) -> Any:
+        """Returns the pairs of a complex array, any other array unchanged."""
+        if not array.is_complex():
+            return array
+        pair = require_torch().view_as_real(array.detach()).clone()
+        self._pairs[id(array)] = array, pair
+        return pair
+
+    def join(self, module: Any) -> None:
+        """Makes the module have complex numbers of the pairs in place of its own."""
+        torch = require_torch()
+        joined = {key: torch.view_as_complex(pair) for key, (_, pair) in self._pairs.items()}
+        for inner in module.modules() if joined else ():
+            for arrays in (inner._parameters, inner._buffers):
+                own = {n: joined[id(a)] for n, a in arrays.items() if id(a) in joined}
+                arrays.update(own)
+
+
 def _padding_rows(module: Any) -> dict[str, int]:
     """Returns the row of the padding token of each embedding that has one, by its parameter."""
     torch = require_torch()
@@ -181,6 +218,20 @@ def _padding_rows(module: Any) -> dict[str, int]:
         if isinstance(inner, torch.nn.Embedding) and inner.padding_idx is not None
         if id(inner.weight) in names
     }
+
+
+def _frozen(module: Any) -> frozenset[str]:
+    """Returns the parameters that a module does not train, by name; none if it trains no other.
+
+    Who runs a model, and does not train it, may have all of them frozen.
+    """
+    trainable = {
+        name: parameter.requires_grad
+        for name, parameter in module.named_parameters()
+        if parameter.is_floating_point() or parameter.is_complex()
+    }
+    frozen = frozenset(name for name, is_trained in trainable.items() if not is_trained)
+    return frozen if len(frozen) < len(trainable) else frozenset()
 
 
 def run_torch(
@@ -229,18 +280,34 @@ def _call(module: Any, given: list[Any], named: dict[str, Any], caller: Caller |
     return module(*given, **named) if caller is None else caller(module, named or given)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _settings() -> Iterator[None]:
     """Makes PyTorch compute everything in float64, in operators that can be recorded."""
-    require_torch()
+    torch = require_torch()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with float64_by_default(), without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            # Of a compiled function the operators are not seen.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(float64_by_default())
+        stack.enter_context(without_fast_path())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
+
+
+def _of_all_rows(tensor: Any) -> Any:
+    """Returns the tensor of all rows of which ``torch.func.vmap`` shows a function one."""
+    functorch = require_torch()._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _stored(parameter: Any) -> np.ndarray:
     array = view(parameter)
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1)
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
@@ -248,10 +315,8 @@ def _tensor(value: Any) -> Any:
     torch = require_torch()
     if isinstance(value, np.ndarray):
         value = tensor(value)
-    if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-        return value.double()
-    if isinstance(value, torch.Tensor) and value.dtype == torch.int32:
-        return value.long()
+    if isinstance(value, torch.Tensor):
+        return value.long() if value.dtype == torch.int32 else value.to(widest(value.dtype))
     return value
 
 
@@ -265,7 +330,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _tensors(f"{name}.{key}".lstrip("."), inner)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _paths(module: Any, stack: list[str], leave: Callable[[str, Any], None]) -> Iterator[None]:
     """Keeps the path of the module that is running on top of a stack."""
     hooks = []

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.recording.operators.graph import LARGE
-from jaxformer.parity.recording.torch_values import finish_float64, require_torch, view
+from jaxformer.parity.recording.operators.references import computed_attributes
+from jaxformer.parity.recording.torch_values import (
+    finish_float64,
+    require_torch,
+    view,
+    widest,
+)
 
 # Memory of which a part can be given back is not found on every system.
 IS_KNOWN = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MADV_DONTNEED")
@@ -97,7 +103,11 @@ def with_wide_weights(module: Any) -> tuple[Any, dict[int, Weight]]:
     """
     weights = {id(p): Weight(p) for p in module.parameters() if _is_large(p)}
     replaced = {key: weight.parameter for key, weight in weights.items()}
-    wide = copy.deepcopy(module, dict(replaced)).double().eval()
+    # Each call computes these again, see ``check_reference``.
+    computed = [t for inner in module.modules() for t in computed_attributes(inner).values()]
+    replaced |= {id(tensor): tensor.detach() for tensor in computed}
+    wide = copy.deepcopy(module, dict(replaced)).eval()
+    wide._apply(lambda tensor: tensor.to(widest(tensor.dtype)))
     return finish_float64(wide), {weight.place: weight for weight in weights.values()}
 
 

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from jaxformer.parity.recording.jax_values import is_float, is_number, is_whole, leaf_names
+from jaxformer.parity.recording.jax_values import (
+    is_complex,
+    is_float,
+    is_number,
+    is_whole,
+    leaf_names,
+)
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
@@ -119,6 +125,8 @@ def _shape(leaf: Any, wide: bool) -> Any:
     """Returns what stands for a leaf when a function is traced."""
     if is_float(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, np.float64 if wide else np.float32)
+    if is_complex(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, np.complex128 if wide else np.complex64)
     if not wide and is_number(leaf) and leaf.dtype == np.int64:
         return np.asarray(leaf).astype(np.int32)
     return leaf

@@ -14,4 +14,5 @@ something else than the reference's between the same places.
 - ``unverified``: parameters that nothing shows to be right.
 - ``gradients``: the backward passes.
 - ``padding_rows``: the gradients of padding tokens.
+- ``frozen_parameters``: the gradients of what the reference does not train.
 """

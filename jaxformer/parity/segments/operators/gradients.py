@@ -18,8 +18,10 @@ from jaxformer.parity.matching.operators.parts import assemble, find_pieces
 from jaxformer.parity.matching.operators.values import rounding_allowed
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.effects import seen_positions
+from jaxformer.parity.segments.operators.frozen_parameters import FrozenParameters
 from jaxformer.parity.segments.operators.padding_rows import describe_padding_rows, without_row
 from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
@@ -59,6 +61,8 @@ def compare_gradients(
     reason = candidate.no_gradients or reference.no_gradients
     if not reason and not results.compared:
         reason = "no result was compared"
+    if any(np.isnan(result.reference.data).any() for result in results.compared.values()):
+        reason = reason or f"the results of the reference have NaN{_nan_inputs(walk.reference)}"
     counts = list(filter(None, map(walk.other_count, walk.divergences)))
     if counts:
         reason = str(counts[0][0])
@@ -72,7 +76,13 @@ def compare_gradients(
     walk.index.add(walk.reference.values[before:])
     own = candidate.backward({place: array for _, place, array in cotangents.values()})
     walk.advance_backward()
-    return _Comparison(walk, parameters, right, own, reference.padding_rows).run()
+    return _Comparison(walk, parameters, right, own, reference).run()
+
+
+def _nan_inputs(reference: Tape) -> str:
+    """Returns which inputs have NaN, to be added to a sentence; "" if none have."""
+    names = [v.name for v in reference.inputs if v.dtype.kind in "fc" and np.isnan(v.data).any()]
+    return f", and so have its inputs: {listed(names)}" if names else ""
 
 
 def _cotangents(walk: Walk, results: Results) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
@@ -107,7 +117,7 @@ class _Comparison:
         parameters: ParameterMatches,
         right: Mapping[int, Value],
         own: Mapping[int, Value],
-        padding_rows: Mapping[str, int],
+        reference: TorchRun,
     ):
         self._walk, self._parameters = walk, parameters
         named = [*walk.reference.parameters.values(), *walk.reference.buffers.values()]
@@ -117,8 +127,9 @@ class _Comparison:
             v.index: right[v.index] for v in walk.reference.inputs if v.index in right
         }
         self._own = own
-        self._padding_rows = padding_rows
+        self._padding_rows = reference.padding_rows
         self._trained_rows: dict[str, int] = {}
+        self._frozen = FrozenParameters(reference.frozen)
         self._left: list[str] = []
         self._compared = 0
         self._layouts: dict[tuple[str, str], Layout | None] = {
@@ -138,7 +149,9 @@ class _Comparison:
         buffers = []
         for twins, names in groups.items():
             names = [name for name in names if name in has_effect]
-            if twins and names:
+            if self._frozen.are_all(twins):
+                self._compare_frozen(names)
+            elif twins and names:
                 self._compare_group(twins, names)
             else:
                 buffers += names
@@ -159,8 +172,9 @@ class _Comparison:
             ),
             self._without_gradients(),
             describe_padding_rows(self._walk.reference, self._trained_rows),
+            *self._frozen.remarks(),
         ]
-        count = self._compared + len(self._left) + len(buffers)
+        count = self._compared + len(self._left) + len(buffers) + len(self._frozen.inputs)
         return Gradients(self._compared, count, tuple(filter(None, remarks)))
 
     def _without_gradients(self) -> str:
@@ -178,6 +192,12 @@ class _Comparison:
 
     def _gradient(self, name: str) -> Value:
         return self._own[self._walk.candidate.parameters[name].index]
+
+    def _compare_frozen(self, names: Sequence[str]) -> None:
+        for name in names:
+            is_stopped = not self._walk.array(self._gradient(name)).any()
+            self._compared += is_stopped
+            self._frozen.note(name, is_stopped)
 
     def _compare_group(self, twins: Sequence[str], names: Sequence[str]) -> None:
         """Compares the gradients of parameters with the same numbers."""
@@ -206,11 +226,14 @@ class _Comparison:
         if len(twins) > 1:
             # Vectors of ones, as a rule: their gradients tell which is which.
             for name in names:
-                twin = next((twin for twin in left if self._is_equal(own[name], twin)), None)
+                twin = next((t for t in left if self._equals(own[name], self._right[t])), None)
                 if twin is not None:
                     left.remove(twin)
                     del own[name]
                     self._compared += 1
+            if self._frozen.are_all(left):
+                self._compare_frozen(list(own))
+                return
         layout = self._layout(left[0], next(iter(own))) if len(own) == len(left) == 1 else None
         if layout is None:
             self._left += own
@@ -241,8 +264,7 @@ class _Comparison:
             return right
         return self._derive("row", [right], lambda gradient: without_row(gradient, row))
 
-    def _is_equal(self, own: Value, twin: str) -> bool:
-        right = self._right[twin]
+    def _equals(self, own: Value, right: Value) -> bool:
         if any(match.value is right for match in self._walk.matches.get(own.index, ())):
             return True
         array = self._walk.array(own)
@@ -275,6 +297,9 @@ class _Comparison:
         """Compares the gradient of a parameter that is made of parts of others."""
         own, walk = self._gradient(name), self._walk
         names = [n for n in owners if n in self._right]
+        if self._frozen.are_all(names):
+            self._compare_frozen([name])
+            return
         sources = {n: self._sources[n].data for n in names}
         pieces = find_pieces(walk.candidate.parameters[name].data, sources)
         if pieces is None:
@@ -284,8 +309,14 @@ class _Comparison:
         shape = own.shape
 
         def put_together(*arrays: np.ndarray) -> np.ndarray:
-            return assemble(shape, pieces, dict(zip(names, arrays, strict=True)))
+            given = {n: 0 * a if n in stopped else a for n, a in zip(names, arrays, strict=True)}
+            return assemble(shape, pieces, given)
 
+        def marks(frozen: str) -> np.ndarray:
+            arrays = {n: np.full(array.shape, float(n == frozen)) for n, array in sources.items()}
+            return assemble(shape, pieces, arrays) > 0
+
+        stopped = self._frozen.stopped_parts(names, walk.array(own), marks)
         self._require(own, self._derive("parts", [self._right[n] for n in names], put_together))
 
     def _compare_input(self, value: Value) -> None:
@@ -295,7 +326,11 @@ class _Comparison:
             for m in self._walk.matches.get(value.index, ())
             if m.value.index in self._right_of_inputs
         ]
-        if own is not None and found:
+        if own is None or not found:
+            return
+        if self._frozen.has_stops and not self._equals(own, found[0]):
+            self._frozen.inputs.append(value.name)
+        else:
             self._require(own, found[0])
 
     def _derive(self, name: str, values: Sequence[Value], make: Callable[..., np.ndarray]) -> Value:
