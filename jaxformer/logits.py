@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt
 
+from jaxformer.checks import check_is_integer
 from jaxformer.execution import few_rows
 
 
@@ -115,6 +116,8 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature must be positive and finite: got {temperature}")
+    if top_k is not None:
+        check_is_integer("top_k", top_k)
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1: got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:

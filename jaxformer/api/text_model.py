@@ -1,7 +1,7 @@
 """``TextModel``: what a model writes, of texts or of ids."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import jax
@@ -148,7 +148,7 @@ class TextModel(LoadedModel):
                 not as many numbers of tokens as prompts.
         """
         module = self._writer()
-        counts = [tokens] * len(prompts) if isinstance(tokens, int) else list(tokens)
+        counts = list(tokens) if isinstance(tokens, Iterable) else [tokens] * len(prompts)
         if len(counts) != len(prompts):
             raise ValueError(
                 "tokens must be one number or one for each prompt: "
