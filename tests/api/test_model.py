@@ -30,6 +30,9 @@ def test_a_run_is_loaded_and_writes(whole):
     assert len(text) == 20
     assert text == model.generate("the ", 20, seed=3) == "".join(model.stream("the ", 20, seed=3))
     assert text != model.generate("the ", 20, seed=4)
+    assert text != model.generate("the ", 20, seed=3 + 2**32)
+    with pytest.raises(ValueError, match=r"seed must be in \[0, 2\^63\): got -1"):
+        model.generate("the ", 20, seed=-1)
     ids = model.tokenizer.encode("the ")
     made = model.generate(ids, 20, seed=3)
     assert (made.dtype, made.shape) == (np.int32, (20,))
