@@ -18,6 +18,7 @@ from tests.support.tiny import manifest, snapshot, start, train
         (".", 4, [". is not a checkpoint: it holds nothing"]),
         ("--temperature 0", 2, ["--temperature must be at least", "--greedy"]),
         ("--temperature inf", 2, ["--temperature must be finite: got inf"]),
+        ("--temperature 1e39", 2, ["--temperature must be finite in float32: got 1e+39"]),
         ("--top-k 0", 2, ["--top-k must be at least 1: got 0"]),
         ("--top-p 1.5", 2, ["--top-p must be in (0, 1]: got 1.5"]),
         ("--tokens 0", 2, ["--tokens must be at least 1: got 0"]),
