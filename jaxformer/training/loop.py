@@ -327,4 +327,6 @@ class TrainingLoop:
         try:
             self.log.write(**record)
         except ResourceError as error:
+            # A save that is under way counts, if it succeeds.
+            self.folder.checkpoints.settle()
             raise ResourceError(f"{error}; {self.folder.checkpoints.last_saved()}") from error
