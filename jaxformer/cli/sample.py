@@ -116,7 +116,7 @@ def _read_prompts(
         try:
             prompts.append(encode_prompt(tokenizer, line, (), first_ids, options.unknown))
         except TextError as error:
-            raise TextError(f"line {number} of {options.prompts}: {error}") from None
+            raise TextError(f"line {number} of {options.prompts}: ", *error.args) from None
     return prompts
 
 

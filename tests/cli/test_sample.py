@@ -150,7 +150,9 @@ def test_a_file_of_prompts_gets_the_text_of_each(capsys, refuse, whole, tmp_path
         alone = sample(capsys, whole, "--prompt", line, "--tokens", 9, "--seed", 5 + number)
         assert texts[f"{number + 1} of 4"] == alone.removesuffix("\n")
     file.write_text("the\nxyz\n")
-    refuse(["sample", whole, "--prompts", file], 3, "line 2 of", "character 'x' (U+0078)")
+    refuse(
+        ["sample", whole, "--prompts", file], 3, "line 2 of", "(U+0078)", "--unknown skip|replace"
+    )
     file.write_text("")
     refuse(["sample", whole, "--prompts", file], 2, "holds no line")
 
