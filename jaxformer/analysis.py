@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.blocks import BLOCKS, Block
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.execution.seeds import seed_key
 from jaxformer.initializers import initialize
 from jaxformer.layers import widen
 from jaxformer.masks import causal_mask, combine_masks, padding_mask_from_lengths, window_mask
@@ -152,7 +153,7 @@ def reinitialized(module: nnx.Module, scheme: str, seed: int) -> Iterator[None]:
         raise ValueError(f"scheme must be one of {', '.join(INITIALIZATIONS)}: got {scheme!r}")
     before = get_parameters(module)
     try:
-        initialize(module, scheme, 1, nnx.Rngs(seed))
+        initialize(module, scheme, 1, nnx.Rngs(seed_key(seed)))
         fresh = get_parameters(module)
         set_parameters(
             module,

@@ -1,11 +1,11 @@
 """A character tokenizer, windows of ids, and batches that are a function of (seed, step)."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from jaxformer.errors import TextError
+from jaxformer.errors import Setting, TextError
 
 Unknown = Literal["error", "skip", "replace"]
 
@@ -51,7 +51,10 @@ class CharTokenizer:
 
         Raises:
             TextError: ``unknown`` is "error" and the text holds such a character.
+            ValueError: ``unknown`` is none of the three.
         """
+        if unknown not in get_args(Unknown):
+            raise ValueError(f"unknown must be error, skip or replace: got {unknown!r}")
         if unknown == "skip":
             text = "".join(c for c in text if c in self._ids)
         elif unknown == "replace":
@@ -64,7 +67,9 @@ class CharTokenizer:
             raise TextError(
                 f"character {character!r} (U+{ord(character):04X}) at position "
                 f"{text.index(character)} is not in the vocabulary of "
-                f"{self.vocabulary_size()}; --unknown skip|replace reads the text without it"
+                f"{self.vocabulary_size()}; ",
+                Setting("unknown"),
+                " skip|replace reads the text without it",
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -1,6 +1,7 @@
 """Checks of settings: types, finiteness, ranges. Every check raises ValueError with the value."""
 
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -46,6 +47,18 @@ def _is_of_type(value: Any, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return type(value) is hint or (value is None and hint is type(None))
+
+
+def check_is_integer(name: str, value: Any) -> None:
+    """Checks that a value is an integer of some type, numpy's included.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer: got {value!r:.80}") from None
 
 
 def check_integers(config: Any, *names: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.checks import check_is_integer
 from jaxformer.decoding import (
     SamplingSettings,
     choose_tokens,
@@ -92,6 +93,7 @@ def generate_requests(
             follow the length of the longest text, so that no text is written by itself. Raised by
             this call, not by the first ``next``.
     """
+    check_is_integer("rows", rows)
     if rows < 1:
         raise ValueError(f"rows must be at least 1: got {rows}")
     for node in (node for _, node in nnx.iter_modules(model) if isinstance(node, Rotary)):

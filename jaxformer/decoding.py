@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
+from jaxformer.checks import check_is_integer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window
@@ -80,8 +81,10 @@ def read_request(
         ValueError: see ``generation.stream``.
     """
     check_sampling(temperature, top_k, top_p)
+    check_is_integer("num_tokens", num_tokens)
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
+    check_is_integer("chunk", chunk)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1: got {chunk}")
     if not model.config.causal:
@@ -91,6 +94,7 @@ def read_request(
     vocab_size, _ = model.token_embedding.embedding[...].shape
     rows = read_prompt(prompt_BT, mask, vocab_size)
     for token in stop_tokens:
+        check_is_integer("stop_tokens", token)
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
     return rows

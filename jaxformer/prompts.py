@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.checks import check_is_integer
+
 
 def check_tokens(tokens: Any) -> None:
     """Checks that a model is called with a batch of ids.
@@ -102,6 +104,7 @@ def check_target_tokens(vocab_size: int, **tokens: Sequence[int]) -> None:
     """
     for name, ids in tokens.items():
         for token in ids:
+            check_is_integer(name, token)
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{name} must be in [0, {vocab_size}): got {token}")
     suppressed = {
@@ -154,6 +157,7 @@ def read_start(
     Raises:
         ValueError: one of these is not so, or ``num_tokens`` is negative.
     """
+    check_is_integer("num_tokens", num_tokens)
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
     start = _read_ids("start", start_BT, vocab_size)

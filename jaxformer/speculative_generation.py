@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxformer.checks import check_is_integer
 from jaxformer.decoding import read_request
 from jaxformer.execution import lengths
 from jaxformer.execution.drafted_window import DraftedWindow, lengthen_drafted
@@ -128,6 +129,7 @@ def check_draft(model: TransformerLM, draft: TransformerLM, draft_tokens: int) -
     Raises:
         ValueError: it cannot; the message says why.
     """
+    check_is_integer("draft_tokens", draft_tokens)
     if draft_tokens < 1:
         raise ValueError(f"draft_tokens must be at least 1: got {draft_tokens}")
     if not draft.config.causal or draft.config.head.head == "none":

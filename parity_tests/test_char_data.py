@@ -41,6 +41,12 @@ def test_splits_are_the_same():
         np.testing.assert_array_equal(candidate, reference)
 
 
+@pytest.mark.parametrize("module", [char_data, torch_ref.char_data], ids=["jaxformer", "twin"])
+def test_another_word_for_what_to_do_with_them_is_rejected(module):
+    with pytest.raises(ValueError, match="unknown must be error, skip or replace: got 'nope'"):
+        module.CharTokenizer("ab").encode("ab", unknown="nope")
+
+
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (1337, 1), (1337, 12_345), (2**63 - 1, 2)])
 def test_batches_are_the_same_token_for_token(seed, step):
     batches = []

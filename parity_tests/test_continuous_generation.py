@@ -135,6 +135,8 @@ def test_bad_requests_are_rejected_by_the_call():
         generate_requests(model, [request._replace(key=None)])
     with pytest.raises(ValueError, match=r"prompt ids must be in \[0, 31\): got 31"):
         generate_requests(model, [request, request._replace(prompt=np.array([31]))])
+    with pytest.raises(ValueError, match="rows must be an integer"):
+        generate_requests(model, [request], rows=1.5)
     with pytest.raises(ValueError, match="num_tokens must not be negative"):
         generate_requests(model, [request._replace(num_tokens=-1)])
     dynamic, _ = build(

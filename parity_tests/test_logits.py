@@ -41,6 +41,18 @@ def both_filters(logits, **settings):
     return kept.astype(int).tolist()
 
 
+@pytest.mark.parametrize("settings", [{"temperature": 1e-30}, {"top_p": 1e-30}])
+def test_the_smallest_settings_leave_the_most_probable_token(settings):
+    logits = np.random.default_rng(7).normal(0, 9, (6, V)).astype(np.float32)
+    kept = filter_logits(jnp.asarray(logits), **settings)
+    assert np.isfinite(kept).any(axis=-1).all()
+    drawn = draw(jax.random.key(0), kept)
+    assert drawn.tolist() == logits.argmax(axis=-1).tolist()
+    twin = torch_filter_logits(torch.from_numpy(logits), **settings).softmax(dim=-1)
+    assert twin.argmax(dim=-1).tolist() == drawn.tolist()
+    assert twin.amax(dim=-1).tolist() == [1.0] * 6
+
+
 def test_top_k_keeps_every_token_tied_with_the_kth():
     assert both_filters([1.0, 3.0, 2.0, 2.0, 0.0], top_k=2) == [0, 1, 1, 1, 0]
 

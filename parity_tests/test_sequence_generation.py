@@ -198,6 +198,8 @@ def test_rows_end_with_stop_tokens_and_the_last_token_is_forced():
         ({"suppress_tokens": [-1]}, "suppress_tokens must be in"),
         ({"begin_suppress_tokens": list(range(V))}, "leave no token"),
         ({"top_k": 0}, "top_k"),
+        ({"suppress_tokens": [0.5]}, "suppress_tokens must be an integer: got 0.5"),
+        ({"tokens": 4.0}, "num_tokens must be an integer: got 4.0"),
         ({"tokens": -1}, "num_tokens must not be negative"),
     ],
 )

@@ -174,6 +174,7 @@ def test_sampled_texts_have_the_models_probabilities(side):
         ({"vocab_size": 30}, "the model's vocabulary: got 30 and 31 tokens"),
         ({"context_length": CONTEXT - 1}, "at least the model's context_length: got 23 and 24"),
         ({"causal": False, "head": "masked_lm"}, "only a causal model with a head"),
+        ({"draft_tokens": 1.5}, "draft_tokens must be an integer: got 1.5"),
         ({"draft_tokens": 0}, "draft_tokens must be at least 1: got 0"),
     ],
 )

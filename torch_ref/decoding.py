@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from torch_ref.attention import LayerCache
+from torch_ref.checks import check_is_integer
 from torch_ref.config import EncoderDecoderConfig, TransformerLMConfig
 from torch_ref.logits import check_sampling, filter_logits
 from torch_ref.prompts import read_prompt
@@ -77,8 +78,10 @@ def read_request(
         ValueError: see ``generation.stream``.
     """
     check_sampling(temperature, top_k, top_p)
+    check_is_integer("num_tokens", num_tokens)
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
+    check_is_integer("chunk", chunk)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1: got {chunk}")
     if not model.config.causal:
@@ -88,6 +91,7 @@ def read_request(
     vocab_size = model.token_embedding.num_embeddings
     rows = read_prompt(prompt_BT, mask, vocab_size)
     for token in stop_tokens:
+        check_is_integer("stop_tokens", token)
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
     return rows

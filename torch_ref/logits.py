@@ -4,6 +4,11 @@ import math
 
 import torch
 
+from torch_ref.checks import FLOAT32_MAX, check_is_integer
+
+# Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
+SMALLEST = 1e-30
+
 
 def filter_logits(
     logits_BV: torch.Tensor,
@@ -23,8 +28,8 @@ def filter_logits(
             (Holtzman et al., arXiv 1904.09751, section 3.1).
 
     Raises:
-        ValueError: temperature is not positive and finite, top_k is below 1, or top_p is outside
-            (0, 1].
+        ValueError: temperature is below 1e-30 or not finite in float32, top_k is no integer or
+            below 1, or top_p is below 1e-30 or above 1.
 
     >>> filter_logits(torch.tensor([[3.0, 1.0, 2.0]]), temperature=2.0, top_k=2).tolist()
     [[1.5, -inf, 1.0]]
@@ -51,7 +56,15 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature must be positive and finite: got {temperature}")
+    if not SMALLEST <= temperature <= FLOAT32_MAX:
+        raise ValueError(
+            f"temperature must be at least {SMALLEST} and finite in float32: got {temperature}"
+        )
+    if top_k is not None:
+        check_is_integer("top_k", top_k)
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1: got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be in (0, 1]: got {top_p}")
+    if top_p is not None and top_p < SMALLEST:
+        raise ValueError(f"top_p must be at least {SMALLEST}: got {top_p}")

@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from torch_ref.attention import LayerCache
+from torch_ref.checks import check_is_integer
 from torch_ref.decoding import SamplingSettings, choose_tokens, evaluating, make_cache, read_request
 from torch_ref.logits import filter_logits
 from torch_ref.speculative_rounds import accept_proposals
@@ -100,6 +101,7 @@ def check_draft(model: TransformerLM, draft: TransformerLM, draft_tokens: int) -
     Raises:
         ValueError: it cannot; the message says why.
     """
+    check_is_integer("draft_tokens", draft_tokens)
     if draft_tokens < 1:
         raise ValueError(f"draft_tokens must be at least 1: got {draft_tokens}")
     if not draft.config.causal or draft.config.head.head == "none":

@@ -1,10 +1,9 @@
 """``TextModel``: what a model writes, of texts or of ids."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
-import jax
 import numpy as np
 
 from jaxformer.api.loaded_model import LoadedModel
@@ -20,6 +19,7 @@ from jaxformer.data.text_generation import (
 from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import Setting, UsageError
+from jaxformer.execution.seeds import seed_key
 from jaxformer.generation import stream
 from jaxformer.porting.checkpoint import Tokenizer
 from jaxformer.speculative_generation import stream_with_draft
@@ -88,7 +88,7 @@ class TextModel(LoadedModel):
             top_k: choose among the k most probable tokens.
             top_p: choose among the most probable tokens that together reach this probability.
             greedy: always take the most probable token.
-            seed: the same seed makes the same text.
+            seed: the same seed makes the same text; in [0, 2^63).
             unknown: what to do with characters that the model does not know.
             draft: a smaller language model with the same tokens, which proposes what this one
                 checks: the same greedy text, and samples of the same probabilities. It saves time
@@ -148,7 +148,7 @@ class TextModel(LoadedModel):
                 not as many numbers of tokens as prompts.
         """
         module = self._writer()
-        counts = [tokens] * len(prompts) if isinstance(tokens, int) else list(tokens)
+        counts = list(tokens) if isinstance(tokens, Iterable) else [tokens] * len(prompts)
         if len(counts) != len(prompts):
             raise ValueError(
                 "tokens must be one number or one for each prompt: "
@@ -159,7 +159,7 @@ class TextModel(LoadedModel):
             for each in prompts
         ]
         requests = [
-            Request(ids, count, jax.random.key(seed + number))
+            Request(ids, count, seed_key(seed + number))
             for number, ((_, ids), count) in enumerate(zip(read, counts, strict=True))
         ]
         texts = generate_requests(
@@ -254,7 +254,7 @@ class TextModel(LoadedModel):
         return write(
             prompt_BT,
             tokens,
-            key=jax.random.key(seed),
+            key=seed_key(seed),
             stop_tokens=self._stop_tokens(module),
             **settings,
         )
@@ -271,6 +271,6 @@ class TextModel(LoadedModel):
             begin=begin,
             last_ids=self._last_ids(),
             last_token=last,
-            key=jax.random.key(seed),
+            key=seed_key(seed),
             **{"temperature": 0.8, **more},
         )

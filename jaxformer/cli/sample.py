@@ -116,7 +116,7 @@ def _read_prompts(
         try:
             prompts.append(encode_prompt(tokenizer, line, (), first_ids, options.unknown))
         except TextError as error:
-            raise TextError(f"line {number} of {options.prompts}: {error}") from None
+            raise TextError(f"line {number} of {options.prompts}: ", *error.args) from None
     return prompts
 
 
@@ -129,13 +129,16 @@ def _write_many(
 ) -> None:
     import time
 
-    import jax
-
     from jaxformer.continuous_generation import Request, generate_requests
     from jaxformer.data.text_generation import decode_stream
+    from jaxformer.execution.seeds import seed_key
 
+    if options.seed + len(prompts) > 2**63:
+        raise UsageError(
+            f"--seed must be in [0, 2^63), with one more for each prompt: got {options.seed}"
+        )
     requests = [
-        Request(prompt.ids, options.tokens, jax.random.key(options.seed + n))
+        Request(prompt.ids, options.tokens, seed_key(options.seed + n))
         for n, prompt in enumerate(prompts)
     ]
     stop_tokens = [i for i in last_ids if 0 <= i < (model.config.vocab_size or 0)]
@@ -180,8 +183,7 @@ def _text_writer(
     model: "TransformerLM", prompt_T: "np.ndarray", checkpoint: "Checkpoint", options: SampleOptions
 ) -> Writer:
     """Returns what writes after a prompt."""
-    import jax
-
+    from jaxformer.execution.seeds import seed_key
     from jaxformer.generation import stream_samples
     from jaxformer.speculative_generation import stream_with_draft
 
@@ -190,7 +192,7 @@ def _text_writer(
     settings: dict[str, Any] = {"stop_tokens": stop_tokens, **_choice(options)}
     if options.draft is None:
         # All texts of a command share its prompt, which is read once.
-        keys = [jax.random.key(options.seed + n) for n in range(options.samples)]
+        keys = [seed_key(options.seed + n) for n in range(options.samples)]
         texts = stream_samples(model, prompt_T[None], options.tokens, keys, **settings)
         return Writer(prompt_T, lambda seed: texts[seed - options.seed])
     draft = load_draft(model, checkpoint, options)
@@ -202,7 +204,7 @@ def _text_writer(
             prompt_T[None],
             options.tokens,
             draft_tokens=options.draft_tokens,
-            key=jax.random.key(seed),
+            key=seed_key(seed),
             **settings,
         )
 
@@ -216,9 +218,8 @@ def _target_writer(
     options: SampleOptions,
 ) -> Writer:
     """Returns what writes the target of a source, at once."""
-    import jax
-
     from jaxformer.data.text_generation import write_target
+    from jaxformer.execution.seeds import seed_key
 
     if options.draft is not None:
         raise UsageError("--draft is for language models, and this has an encoder")
@@ -232,7 +233,7 @@ def _target_writer(
             begin=begin,
             last_ids=checkpoint.last_ids(),
             last_token=last,
-            key=jax.random.key(seed),
+            key=seed_key(seed),
             **_choice(options),
         )
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from jaxformer.checks import check_integers
+from jaxformer.checks import FLOAT32_MAX, check_integers
 from jaxformer.cli.arguments import Switch
 
 # Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
@@ -80,6 +80,8 @@ class SampleOptions:
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature):
             raise ValueError(f"--temperature must be finite: got {self.temperature}")
+        if self.temperature > FLOAT32_MAX:
+            raise ValueError(f"--temperature must be finite in float32: got {self.temperature}")
         if self.temperature < MIN_VALUE:
             raise ValueError(
                 f"--temperature must be at least {MIN_VALUE}: got {self.temperature}; the most "

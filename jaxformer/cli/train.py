@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,17 +128,30 @@ def _interrupted_at_once() -> Iterator[None]:
     """Lets SIGINT end the process with one line, until training sets its own handler.
 
     A KeyboardInterrupt that comes while a module is imported can be lost there, and the run would
-    then begin.
+    then begin. A handler of Python's waits until the main thread is back from what it waits for in
+    C++, such as other processes that never come: so a thread is told of the signal, and ends all.
     """
 
-    def stop(_number: int, _frame: types.FrameType | None) -> None:
-        os.write(2, b"jaxformer: stopped\n")
-        os._exit(130)
+    def wait_for_end(_number: int, _frame: types.FrameType | None) -> None:
+        threading.Event().wait()
 
-    before = signal.signal(signal.SIGINT, stop)
+    def watch() -> None:
+        while numbers := os.read(reading, 64):
+            if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is wait_for_end:
+                os.write(2, b"jaxformer: stopped\n")
+                os._exit(130)
+        os.close(reading)
+
+    before = signal.signal(signal.SIGINT, wait_for_end)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    told_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=watch, daemon=True, name="jaxformer-watch-interrupts").start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(told_before)
+        os.close(writing)
         signal.signal(signal.SIGINT, before)
 
 

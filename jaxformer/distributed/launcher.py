@@ -4,6 +4,7 @@ Other machines have their own launchers (SLURM, Kubernetes), which do the same f
 """
 
 import contextlib
+import math
 import signal
 import socket
 import subprocess
@@ -31,7 +32,8 @@ def run_processes(
 ) -> int:
     """Runs a command in several processes of this machine, until all of them have ended.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to all of them, and nothing is started again after one.
+    SIGINT, SIGTERM and SIGHUP are passed on to all of them, and nothing is started again after one;
+    a second one kills what still runs.
 
     Args:
         command: its words; with several processes each gets --coordinator, --num-processes and
@@ -83,20 +85,24 @@ def _start(command: Sequence[str], count: int, running: list[subprocess.Popen[by
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], received: Sequence[int]) -> list[int]:
-    """Returns the exit codes; what has not ended some time after a loss is killed, and has 0."""
+    """Returns the exit codes, once all have ended or the others are not to be waited for.
+
+    Some time after a loss, or after the first end that follows a signal, they are not; nor after a
+    second signal. What has not ended then has the code of the signal, or 0 without one.
+    """
+    end = math.inf
     while True:
         codes = [process.poll() for process in running]
-        known = [code for code in codes if code is not None]
-        if len(known) == len(codes):
-            return known
-        if _describe_loss(codes) is not None and not received:
-            break
+        if received:
+            is_ending = codes.count(None) < len(codes)
+        else:
+            is_ending = _describe_loss(codes) is not None
+        if is_ending:
+            end = min(end, time.monotonic() + GRACE)
+        if None not in codes or len(received) > 1 or time.monotonic() > end:
+            unended = -received[0] if received else 0
+            return [unended if code is None else code for code in codes]
         time.sleep(POLL_SECONDS)
-    end = time.monotonic() + GRACE
-    for process in running:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=max(0.0, end - time.monotonic()))
-    return [process.poll() or 0 for process in running]
 
 
 def _describe_loss(codes: Sequence[int | None]) -> str | None:

@@ -21,6 +21,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``token_window``: the rows of a generating program, in buffers, with their cache.
 - ``shared_window``: the same where each row belongs to another request, and comes and goes.
 - ``drafted_window``: the same with the cache of a draft.
+- ``seeds``: keys of seeds, of which every bit counts.
 - ``delayed_draws``: initial weights, drawn by one program for each kind of array.
 - ``rematerialization``: what the forward pass keeps for the backward pass.
 - ``sharding``: where arrays lie among many devices; ``training.parallel`` decides it.

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxformer import analysis, costs
 from jaxformer.builders import make_block
 from jaxformer.errors import Setting, UsageError
+from jaxformer.execution.seeds import seed_key
 from jaxformer.hardware.memory import host_memory
 from jaxformer.inspection.attention_maps import attention
 from jaxformer.inspection.expert_load import experts
@@ -49,11 +50,11 @@ def init(run: InspectedModel, *, seed: int = 0) -> Numbers:
 
 def norms(run: InspectedModel, *, seed: int = 0, layers: int = 12) -> Numbers:
     """Returns ``analysis.norm_order_comparison`` of untrained blocks on standard normals."""
-    blocks = [make_block(run.config, rngs=nnx.Rngs(seed + i)) for i in range(layers)]
+    blocks = [make_block(run.config, rngs=nnx.Rngs(seed_key(seed + i))) for i in range(layers)]
     for block in blocks:
         block.eval()
     length = min(run.config.context_length, 64)
-    x = jax.random.normal(jax.random.key(seed), (4, length, run.config.d_model))
+    x = jax.random.normal(seed_key(seed), (4, length, run.config.d_model))
     return analysis.norm_order_comparison(blocks, x)
 
 

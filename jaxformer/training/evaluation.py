@@ -12,6 +12,7 @@ from jaxformer.char_data import evaluation_windows
 from jaxformer.data.text_generation import write_target
 from jaxformer.errors import TextError
 from jaxformer.execution.attention_backends import attention_kernel
+from jaxformer.execution.seeds import seed_key
 from jaxformer.generation import generate
 from jaxformer.parameters import Parameters, merge
 from jaxformer.sampling import batch_of
@@ -111,6 +112,6 @@ class Evaluator:
         model = merge(self._strategy.spec.definition, parameters)
         # The kernel that the settings name is for training, not for a token at a time.
         with attention_kernel("auto"):
-            key = jax.random.fold_in(jax.random.key(self._seed), step)
+            key = jax.random.fold_in(seed_key(self._seed), step)
             ids = self._write(model, key=key, temperature=SAMPLE_TEMPERATURE)[0]
         return self._tokenizer.decode(ids[ids < self._tokenizer.vocabulary_size()])

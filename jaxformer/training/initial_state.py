@@ -16,6 +16,7 @@ from jaxformer.config_tree import flatten
 from jaxformer.distributed import processes
 from jaxformer.errors import Setting, UsageError
 from jaxformer.execution.delayed_draws import DelayedKeys, draw_arrays
+from jaxformer.execution.seeds import seed_key
 from jaxformer.parameters import Parameters, split
 from jaxformer.train_step import TrainState
 from jaxformer.training.config import TrainConfig
@@ -104,7 +105,7 @@ def plan_parameters(
     config: TransformerLMConfig | EncoderDecoderConfig, seed: int
 ) -> PlannedParameters:
     """Returns a model's initial parameters before they are drawn, for ``draw_arrays``."""
-    planned: Any = split(make_model(config, DelayedKeys(nnx.Rngs(seed))))[1]
+    planned: Any = split(make_model(config, DelayedKeys(nnx.Rngs(seed_key(seed)))))[1]
     return planned
 
 

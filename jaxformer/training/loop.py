@@ -147,10 +147,9 @@ class TrainingLoop:
         # The validation loss of ``state``, and the step and loss of the newest checkpoint.
         self.val_loss: float | None = start.manifest.get("val_loss")
         self.saved = (self.step, self.val_loss) if start.manifest else None
-        batch, parts = config.batch_size, strategy.gradient_parts
         self.noise_scale: NoiseScale | None = None
         if config.optimizer.noise_scale:
-            self.noise_scale = NoiseScale(batch // parts, batch)
+            self.noise_scale = NoiseScale(config.batch_size)
             if self.step and log.metrics_path.exists():
                 self.noise_scale.replay(read_metrics(log.metrics_path))
         # The numbers of the step that was made last, and where its windows begin.
@@ -244,7 +243,8 @@ class TrainingLoop:
             step = self.step + 1
             scale = None
             if self.noise_scale is not None:
-                scale = self.noise_scale.update(record["grad_norm"], record["part_grad_norm"])
+                record["gradient_parts"] = self.strategy.gradient_parts
+                scale = self.noise_scale.update(record)
             if scale is not None:
                 record["noise_scale"] = scale
             self._write(
@@ -327,4 +327,6 @@ class TrainingLoop:
         try:
             self.log.write(**record)
         except ResourceError as error:
+            # A save that is under way counts, if it succeeds.
+            self.folder.checkpoints.settle()
             raise ResourceError(f"{error}; {self.folder.checkpoints.last_saved()}") from error

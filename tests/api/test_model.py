@@ -30,6 +30,9 @@ def test_a_run_is_loaded_and_writes(whole):
     assert len(text) == 20
     assert text == model.generate("the ", 20, seed=3) == "".join(model.stream("the ", 20, seed=3))
     assert text != model.generate("the ", 20, seed=4)
+    assert text != model.generate("the ", 20, seed=3 + 2**32)
+    with pytest.raises(ValueError, match=r"seed must be in \[0, 2\^63\): got -1"):
+        model.generate("the ", 20, seed=-1)
     ids = model.tokenizer.encode("the ")
     made = model.generate(ids, 20, seed=3)
     assert (made.dtype, made.shape) == (np.int32, (20,))
@@ -74,6 +77,11 @@ def test_many_prompts_get_the_text_of_each(whole, gpt):
     made = dict(model.generate_many(ids, 6, greedy=True))
     for number, each in enumerate(ids):
         np.testing.assert_array_equal(made[number], model.generate(each, 6, greedy=True))
+    one = dict(model.generate_many(["a"], np.int64(3)))
+    assert one == {0: model.generate("a", np.int64(3))} == {0: model.generate("a", 3)}
+    for call in (model.generate, lambda text, count: model.generate_many([text], count)):
+        with pytest.raises(ValueError, match="num_tokens must be an integer"):
+            call("a", 5.5)
     with pytest.raises(ValueError, match="one for each prompt: got 2 for 1 prompts"):
         model.generate_many(["a"], [1, 2])
     encoder = jf.TransformerLM(gpt.config.replace(causal=False), rngs=nnx.Rngs(0))

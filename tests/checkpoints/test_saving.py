@@ -19,6 +19,7 @@ import pytest
 from jaxformer.checkpoints import CheckpointFolder, describe, orbax_arrays
 from jaxformer.errors import ResourceError
 from jaxformer.storage import durable_files as files
+from jaxformer.training.logging.metrics import MetricsFile
 from tests.checkpoints.test_checkpoints import ABOUT, make_arrays, save
 from tests.support.tiny import resume, snapshot, steps, train
 
@@ -169,6 +170,23 @@ def test_a_run_whose_disk_is_full_ends_and_resumes_later(small_disk, text, capsy
     filler.unlink()
     assert resume(run, "--steps", 30, "--decay-steps", 10) == 0
     assert steps(run) == [10, 20, 30]
+
+
+def test_metrics_that_cannot_be_written_wait_for_the_save_under_way(
+    held, text, capsys, monkeypatch
+):
+    write = MetricsFile.write
+
+    def fail(file, record):
+        if record["step"] > 10:
+            threading.Timer(0.2, held.set).start()
+            raise ResourceError("could not write metrics.jsonl: Input/output error")
+        write(file, record)
+
+    monkeypatch.setattr(MetricsFile, "write", fail)
+    assert train(text, "run", "--steps", 20) == 7
+    assert "Input/output error; step 10 is the last one saved" in capsys.readouterr().err
+    assert steps("run") == [10]
 
 
 def test_a_failed_save_leaves_nothing_though_it_is_still_written(folder, monkeypatch):

@@ -18,6 +18,7 @@ from tests.support.tiny import manifest, snapshot, start, train
         (".", 4, [". is not a checkpoint: it holds nothing"]),
         ("--temperature 0", 2, ["--temperature must be at least", "--greedy"]),
         ("--temperature inf", 2, ["--temperature must be finite: got inf"]),
+        ("--temperature 1e39", 2, ["--temperature must be finite in float32: got 1e+39"]),
         ("--top-k 0", 2, ["--top-k must be at least 1: got 0"]),
         ("--top-p 1.5", 2, ["--top-p must be in (0, 1]: got 1.5"]),
         ("--tokens 0", 2, ["--tokens must be at least 1: got 0"]),
@@ -149,7 +150,9 @@ def test_a_file_of_prompts_gets_the_text_of_each(capsys, refuse, whole, tmp_path
         alone = sample(capsys, whole, "--prompt", line, "--tokens", 9, "--seed", 5 + number)
         assert texts[f"{number + 1} of 4"] == alone.removesuffix("\n")
     file.write_text("the\nxyz\n")
-    refuse(["sample", whole, "--prompts", file], 3, "line 2 of", "character 'x' (U+0078)")
+    refuse(
+        ["sample", whole, "--prompts", file], 3, "line 2 of", "(U+0078)", "--unknown skip|replace"
+    )
     file.write_text("")
     refuse(["sample", whole, "--prompts", file], 2, "holds no line")
 

@@ -68,6 +68,45 @@ def test_a_signal_is_passed_on_and_ends_the_run():
     assert run("import time; time.sleep(60)", count=2) == (143, [], 0)
 
 
+IGNORES = """
+import os, signal, sys, time
+if sys.argv[-1] != "0":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    open("ready", "w").close()
+time.sleep(60)
+"""
+
+
+def signal_when_ready(*numbers):
+    """Sends this process signals, one after the other, once one of those it started ignores them.
+
+    The handlers of the test's own process are those of the launcher by then.
+    """
+
+    def send():
+        while not Path("ready").exists():
+            time.sleep(0.02)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.3)
+
+    threading.Thread(target=send).start()
+
+
+def test_a_process_that_does_not_end_after_a_signal_is_killed_once_another_has(monkeypatch):
+    monkeypatch.setattr(launcher, "GRACE", 0.1)
+    signal_when_ready(signal.SIGTERM)
+    assert run(IGNORES, count=2) == (143, [], 0)
+
+
+def test_a_second_signal_kills_at_once():
+    signal_when_ready(signal.SIGINT, signal.SIGINT)
+    begin = time.monotonic()
+    assert run(IGNORES, count=1) == (130, [], 0)
+    assert time.monotonic() - begin < launcher.GRACE
+
+
 def test_flags_are_left_out_with_their_values():
     given = ["--steps", "3", "--ignore", "a", "b", "--init-from=x", "--resume", "--dtype", "c"]
     assert without(given, "--ignore", "--init-from", "--resume") == ["--steps", "3", "--dtype", "c"]

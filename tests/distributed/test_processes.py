@@ -1,8 +1,10 @@
 """Several processes train as one, and what becomes of them when one is lost."""
 
+import contextlib
 import hashlib
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -193,4 +195,22 @@ def test_processes_that_do_not_come_are_reported(text, empty_folder):
         processes.running[1].kill()
         _, err = processes.ends(9, but=[1])[0]
     assert "not all processes came within 2 s" in err
+    assert not (empty_folder / "run").exists()
+
+
+@pytest.mark.tier("full")
+def test_an_interrupt_ends_a_process_that_waits_for_others(text, empty_folder):
+    with Processes(2, 1, *fresh(text, "run")) as processes:
+        processes.running[1].kill()
+        first = processes.running[0]
+        host, port = first.args[first.args.index("--coordinator") + 1].split(":")
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+                break
+            time.sleep(0.05)
+        time.sleep(1)
+        first.send_signal(signal.SIGINT)
+        _, err = processes.ends(130, but=[1], seconds=20)[0]
+    assert lines(err) == ["jaxformer: stopped"]
     assert not (empty_folder / "run").exists()

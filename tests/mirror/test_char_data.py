@@ -70,8 +70,9 @@ def test_without_a_space_the_first_character_stands_in():
 
 
 def test_an_unknown_character_is_named_with_code_point_and_position():
-    with pytest.raises(TextError, match=r"'é' \(U\+00E9\) at position 2 is not .* of 2;"):
+    with pytest.raises(TextError, match=r"'é' \(U\+00E9\) at position 2 is not .* of 2;") as error:
         CharTokenizer("ab").encode("abéé")
+    assert str(error.value).endswith("; unknown= skip|replace reads the text without it")
 
 
 @pytest.mark.parametrize("ids", [[0, 2], [-1]])

@@ -61,15 +61,20 @@ def test_an_average_begins_with_the_weights_of_a_checkpoint(text):
 
 
 def test_the_noise_scale_is_that_of_the_gradients():
-    """Gradients of windows are drawn around G with a known covariance."""
+    """Gradients of windows are drawn around G with a known covariance; a run may change parts."""
     random = np.random.default_rng(0)
     mean, spread = random.standard_normal(50), 4.0
-    scale = NoiseScale(part=4, whole=16)
-    for _ in range(400):
-        parts = mean + spread / 2 * random.standard_normal((4, 50))
+    scale, resumed, records = NoiseScale(16), NoiseScale(16), []
+    for i in range(400):
+        count = 4 if i < 390 else 8
+        parts = mean + spread / np.sqrt(16 / count) * random.standard_normal((count, 50))
+        part_norm = np.sqrt(np.mean(np.sum(parts**2, 1)))
         norm = np.linalg.norm(parts.mean(0))
-        found = scale.update(norm, np.sqrt(np.mean(np.sum(parts**2, 1))))
+        records.append({"grad_norm": norm, "part_grad_norm": part_norm, "gradient_parts": count})
+        found = scale.update(records[-1])
     assert found == pytest.approx(spread**2 * 50 / np.sum(mean**2), rel=0.2)
+    resumed.replay(records[:-1])
+    assert resumed.update(records[-1]) == found
 
 
 @pytest.mark.tier("full")
@@ -84,6 +89,10 @@ def test_the_noise_scale_is_measured_where_it_is_wanted(text):
     assert len(losses("whole", "part_grad_norm")) == 20
     assert train(text, "plain", "--steps", 1) == 0
     assert not any("part_grad_norm" in record for record in records("plain"))
+    # Twice the devices are twice the parts, whose gradients are noisier.
+    assert resume("cut", "--steps", 30, "--devices", 2) == 0
+    assert list(losses("cut", "gradient_parts").values()) == [2] * 20 + [4] * 10
+    assert losses("cut", "noise_scale")[21] == pytest.approx(measured[20], rel=0.2)
 
 
 def test_the_noise_scale_needs_parts(text, capsys):

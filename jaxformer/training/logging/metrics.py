@@ -80,8 +80,8 @@ class MetricsFile(StepsFile):
     the mean by the shares of its sources, beside ``val_loss/NAME`` of each, and its bits per byte),
     ``val_bits_per_byte`` (of tokens that are no characters), ``tokens_seen`` (by this step),
     ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``,
-    ``model_flops_utilization`` (a share) on devices whose peak is known, and ``part_grad_norm`` and
-    ``noise_scale`` (windows) where that is measured.
+    ``model_flops_utilization`` (a share) on devices whose peak is known, and ``part_grad_norm``,
+    ``gradient_parts`` and ``noise_scale`` (windows) where that is measured.
     """
 
     def write(self, record: Mapping[str, float]) -> None:

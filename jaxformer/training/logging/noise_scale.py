@@ -14,28 +14,32 @@ class NoiseScale:
     windows, so the scale is in windows, as the batch size is.
 
     Args:
-        part: windows of one part.
         whole: windows of a step.
     """
 
-    def __init__(self, part: int, whole: int):
-        self._part, self._whole = part, whole
+    def __init__(self, whole: int):
+        self._whole = whole
         self._signal = self._noise = 0.0
 
     def replay(self, records: Iterable[Mapping[str, float]]) -> None:
-        """Takes in the records of the steps before, so that a resumed run continues exactly."""
-        for record in records:
-            if "part_grad_norm" in record:
-                self.update(record["grad_norm"], record["part_grad_norm"])
+        """Takes in the records of the steps before, so that a resumed run continues exactly.
 
-    def update(self, norm: float, part_norm: float) -> float | None:
+        A step counts by the parts that it was made in, which are others on other devices.
+        """
+        for record in records:
+            if "gradient_parts" in record:
+                self.update(record)
+
+    def update(self, record: Mapping[str, float]) -> float | None:
         """Returns the noise scale, in windows; None while the estimate of |G|² is not positive.
 
         Args:
-            norm: of the gradient of a step.
-            part_norm: the root of the mean square of the norms of its parts' gradients.
+            record: of a step: ``grad_norm``, of its gradient; ``part_grad_norm``, the root of the
+                mean square of the norms of its parts' gradients; ``gradient_parts``, how many
+                parts there are.
         """
-        part, whole = self._part, self._whole
+        norm, part_norm = record["grad_norm"], record["part_grad_norm"]
+        part, whole = self._whole / record["gradient_parts"], self._whole
         signal = (whole * norm**2 - part * part_norm**2) / (whole - part)
         noise = (part_norm**2 - norm**2) / (1 / part - 1 / whole)
         # Both begin at zero, which cancels in their ratio.

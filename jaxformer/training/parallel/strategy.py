@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.checkpoints import Arrays
 from jaxformer.execution.attention_backends import CompilationTarget
 from jaxformer.execution.delayed_draws import DelayedDraw
+from jaxformer.execution.seeds import seed_key
 from jaxformer.hardware.memory import release_freed
 from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
@@ -75,7 +76,7 @@ class Strategy(abc.ABC):
         self._batch_shape = (spec.accumulation, *rows)
         self.loop = DeviceLoop(
             spec,
-            key=jax.random.key(spec.seed) if spec.uses_dropout else None,
+            key=seed_key(spec.seed) if spec.uses_dropout else None,
             axis_name=axis_name,
             constrain=self._constrain,
         )
