@@ -61,6 +61,16 @@ def report_of(right, own, x=X):
             "result columns is the reference's result rows",
         ),
         (lambda y: y / 0, lambda y: -y / 0, "the result has "),
+        (
+            lambda y: torch.fft.rfft(y),
+            lambda y: jnp.conj(jnp.fft.rfft(y)),
+            "the reference's value is -1 times this",
+        ),
+        (
+            lambda y: (y, torch.fft.rfft(y)),
+            lambda y: (y, 3 * jnp.fft.rfft(y)),
+            "0.333333 = 1/3 times this",
+        ),
     ],
 )
 def test_a_wrong_result_is_a_bug(right, own, diagnosis):
@@ -80,6 +90,8 @@ def test_a_wrong_result_is_a_bug(right, own, diagnosis):
         (lambda y: {"b": y, "a": torch.tanh(y)}, lambda y: {"a": jnp.tanh(y), "b": y}),
         (lambda y: {"rows": y, "columns": y.T}, lambda y: {"rows": y, "columns": y.T}),
         (lambda y: torch.fft.fft(y).real, lambda y: jnp.fft.fft(y).real),
+        (lambda y: (y, torch.fft.rfft(y)), lambda y: (y, jnp.fft.rfft(y))),
+        (lambda y: torch.fft.rfft(y).conj(), lambda y: jnp.conj(jnp.fft.rfft(y))),
         # What the reference returns too is found inside of the candidate.
         (lambda y: (torch.tanh(y), y), lambda y: jnp.tanh(y)),
     ],

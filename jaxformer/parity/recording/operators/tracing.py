@@ -14,6 +14,7 @@ from jaxformer.parity.recording.jax_values import is_float, is_number, is_whole,
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
+from jaxformer.parity.recording.result_parts import in_real_parts
 
 
 def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
@@ -35,7 +36,7 @@ class Traced:
     Attributes:
         forward: from all leaves to the float outputs, then the choices, then what the backward pass
             reads.
-        names: paths of the float outputs in the result.
+        names: paths of the float outputs in the result; parts of complex ones are outputs too.
         choices: paths of the outputs of integers and truth values.
         backward: from what the backward pass reads and the outputs' cotangents to the gradients
             of the float leaves; None if there is none.
@@ -80,7 +81,8 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
         for place, leaf in zip(floats, some, strict=True):
             filled[place] = leaf
         result = call(*jax.tree.unflatten(structure, filled))
-        named = dict(zip(leaf_names(result), jax.tree.leaves(result), strict=True))
+        leaves = zip(leaf_names(result), jax.tree.leaves(result), strict=True)
+        named = dict(in_real_parts(leaves))
         made = {name: leaf for name, leaf in named.items() if is_float(leaf)}
         choices = {name: leaf for name, leaf in named.items() if is_whole(leaf)}
         paths.update(floats=tuple(made), choices=tuple(choices))

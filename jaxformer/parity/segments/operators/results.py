@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.result_parts import has_name
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -90,8 +91,7 @@ def _pair_results(walk: Walk) -> Results:
     wanted, own = walk.reference.outputs, walk.candidate.outputs
     names, own_names = walk.reference.output_names, walk.candidate.output_names
     by_name = dict(zip(names, wanted, strict=True))
-    # Numbers are places in a list.
-    is_named = any(not part.isdigit() for name in names for part in name.split(".") if part)
+    is_named = any(map(has_name, names))
     if is_named and len(by_name) == len(names) and sorted(names) == sorted(own_names):
         return Results(right=[by_name[name] for name in own_names], is_named=True)
     same_count = len(wanted) == len(own)
