@@ -47,6 +47,16 @@ def report_of(right, own, x=X):
         (lambda y: (y, y > 0), lambda y: (y, y <= 0), "9 of the 9 integers of result 1 differ: "),
         (
             lambda y: (y, y.argmax(-1)),
+            lambda y: (y, y > 0, jnp.argmin(y, -1)),
+            "integers of result 2 differ: ",
+        ),
+        (
+            lambda y: {"y": y, "ids": y.argmax(-1)},
+            lambda y: {"y": y, "ids": jnp.argmin(y, -1), "seen": jnp.argmax(y, -1)},
+            "integers of result ids differ: ",
+        ),
+        (
+            lambda y: (y, y.argmax(-1)),
             lambda y: (y, jnp.argmax(y, -1)[:2]),
             "result 1 has the shape (2,), not (3,)",
         ),
@@ -92,7 +102,13 @@ def test_a_wrong_result_is_a_bug(right, own, diagnosis):
         (lambda y: torch.fft.fft(y).real, lambda y: jnp.fft.fft(y).real),
         (lambda y: (y, torch.fft.rfft(y)), lambda y: (y, jnp.fft.rfft(y))),
         (lambda y: torch.fft.rfft(y).conj(), lambda y: jnp.conj(jnp.fft.rfft(y))),
+        (
+            lambda y: {"y": y, "first": y.argmax(-1), "last": y.argmin(-1)},
+            lambda y: {"last": jnp.argmin(y, -1), "y": y, "first": jnp.argmax(y, -1)},
+        ),
+        (lambda y: (y, y.argmax(-1)), lambda y: (y, y > 0, jnp.argmax(y, -1))[::2]),
         # What the reference returns too is found inside of the candidate.
+        (lambda y: (y, y > 0), lambda y: jnp.where(y > 0, y, 0.0) + jnp.where(y > 0, 0.0, y)),
         (lambda y: (torch.tanh(y), y), lambda y: jnp.tanh(y)),
     ],
 )
@@ -116,6 +132,16 @@ def test_right_results_are_equal(right, own):
             "result other of the reference, of shape (3, 3): the candidate has no such",
         ),
         (lambda y: y * torch.nan, lambda y: y * jnp.nan, "the result has no finite number"),
+        (
+            lambda y: (y, y > 0),
+            lambda y: y,
+            "result 1 of the reference, truth values of shape (3, 3): the candidate has no such",
+        ),
+        (
+            lambda y: (y, y.argmax(-1)),
+            lambda y: (y, jnp.argmax(y, -1), y > 0),
+            "result 2 of the candidate, truth values of shape (3, 3): the reference has no such",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_named(right, own, text):
@@ -134,12 +160,16 @@ def test_what_cannot_be_compared_is_named(right, own, text):
             "the results are in another order: result 0 of the candidate is result 1 of",
         ),
         (
+            lambda y: (y, y.argmax(-1), y.argmin(-1)),
+            lambda y: {"x": jnp.argmin(y, -1), "y": jnp.argmax(y, -1), "z": y},
+            "the results are in another order: result x of the candidate is result 2 of",
+        ),
+        (
             lambda y: torch.where(y > 0, y, -torch.inf),
             lambda y: jnp.where(y > 0, y, -1e9),
             "has -1e+09 where the reference has -inf: both count as infinite",
         ),
         (lambda y: torch.log(y), lambda y: jnp.log(y), "the numbers of the result are NaN on both"),
-        (lambda y: (y, y > 0), lambda y: y, "integers that the reference returns were not compar"),
     ],
 )
 def test_what_a_reader_should_know_is_remarked(right, own, text):

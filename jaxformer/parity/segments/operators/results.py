@@ -46,6 +46,26 @@ class Results:
     is_named: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class WrongResult:
+    """A result that is wrong though its numbers are found.
+
+    Attributes:
+        candidate: the result.
+        reference: what it should be.
+        message: what differs.
+    """
+
+    candidate: Value
+    reference: Value
+    message: str
+
+
+def called(name: str) -> str:
+    """Returns what messages call a result, given its path."""
+    return f"result {name}" if name else "the result"
+
+
 def compare_results(walk: Walk) -> Results:
     """Compares all results: each must be an anchor, and the walk finds out why one is none.
 
