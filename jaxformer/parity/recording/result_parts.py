@@ -1,9 +1,20 @@
 """The arrays of a result and their paths, on either side."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
+
 REAL, IMAGINARY = "(real part)", "(imaginary part)"
+
+
+def opened(leaf: Any) -> Any:
+    """Returns a dataclass that JAX does not know as a dict of its fields, another leaf as it is."""
+    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+        return leaf
+    fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    return jax.tree.map(opened, fields)
 
 
 def in_real_parts(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -1,5 +1,9 @@
 """Results are compared whole: integers, names, order, what is not finite and what is missing."""
 
+import dataclasses
+import types
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +15,21 @@ from jaxformer.parity import compare
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+
+@dataclasses.dataclass
+class Output:
+    """What JAX does not know as a tree."""
+
+    logits: Any
+    other: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class KnownOutput:
+    other: Any
+    logits: Any
 
 
 class Returning(torch.nn.Module):
@@ -72,6 +91,21 @@ def report_of(right, own, x=X):
         ),
         (lambda y: y / 0, lambda y: -y / 0, "the result has "),
         (
+            lambda y: torch.tanh(y).exp(),
+            lambda y: (y, jnp.exp(2 * jnp.tanh(y))),
+            "the number 2 in mul must be 1",
+        ),
+        (
+            lambda y: {"y": 2 * torch.tanh(y)},
+            lambda y: {"x": y, "y": jnp.tanh(y)},
+            "the reference's value is 2 times this",
+        ),
+        (
+            lambda y: Output(y, torch.tanh(y)),
+            lambda y: (jnp.tanh(y), 2 * y),
+            "the number 2 in mul must be 1: the reference has no such step",
+        ),
+        (
             lambda y: torch.fft.rfft(y),
             lambda y: jnp.conj(jnp.fft.rfft(y)),
             "the reference's value is -1 times this",
@@ -107,6 +141,22 @@ def test_a_wrong_result_is_a_bug(right, own, diagnosis):
             lambda y: {"last": jnp.argmin(y, -1), "y": y, "first": jnp.argmax(y, -1)},
         ),
         (lambda y: (y, y.argmax(-1)), lambda y: (y, y > 0, jnp.argmax(y, -1))[::2]),
+        *(
+            (lambda y: Output(y, torch.tanh(y)), own)
+            for own in (
+                lambda y: (y, jnp.tanh(y)),
+                lambda y: {"other": jnp.tanh(y), "logits": y},
+                lambda y: KnownOutput(jnp.tanh(y), y),
+                lambda y: Output(y, jnp.tanh(y)),
+            )
+        ),
+        (
+            lambda y: types.SimpleNamespace(mean=y, spread=torch.tanh(y)),
+            lambda y: {"mean": y, "spread": jnp.tanh(y)},
+        ),
+        # What the candidate returns too is found inside of the reference.
+        (lambda y: torch.tanh(y).exp(), lambda y: (jnp.exp(jnp.tanh(y)), y)),
+        (lambda y: torch.tanh(y).exp(), lambda y: (y, jnp.exp(jnp.tanh(y)))),
         # What the reference returns too is found inside of the candidate.
         (lambda y: (y, y > 0), lambda y: jnp.where(y > 0, y, 0.0) + jnp.where(y > 0, 0.0, y)),
         (lambda y: (torch.tanh(y), y), lambda y: jnp.tanh(y)),
@@ -131,6 +181,12 @@ def test_right_results_are_equal(right, own):
             lambda y: {"y": y},
             "result other of the reference, of shape (3, 3): the candidate has no such",
         ),
+        (
+            lambda y: torch.tanh(y),
+            lambda y: (jnp.tanh(y), jnp.cosh(y)),
+            "result 1 of shape (3, 3): the reference gives (3, 3), and nothing more",
+        ),
+        (lambda y: y > 0, lambda y: (y > 0, jnp.tanh(y)), "the reference gives no floats"),
         (lambda y: y * torch.nan, lambda y: y * jnp.nan, "the result has no finite number"),
         (
             lambda y: (y, y > 0),

@@ -17,8 +17,8 @@ from jaxformer.parity.recording.torch_values import (
     is_float,
     is_whole,
     map_nested,
-    named_tensors,
     require_torch,
+    result_tensors,
     tensor,
     view,
     without_fast_path,
@@ -83,8 +83,8 @@ class TorchRun:
         reading = keep_what_is_read(weights)
         with _settings(), torch.set_grad_enabled(backward), paths, reading, self._recorder:
             output = _call(wide, given, named, caller)
-            tensors = list(in_real_parts(named_tensors(output)))
-        logits = [output.logits] if hasattr(output, "logits") else []
+            tensors = list(in_real_parts(result_tensors(output)))
+        logits = [one for one in [getattr(output, "logits", None)] if is_float(one)]
         results = [tensor for _, tensor in tensors if is_float(tensor)]
         found = [*logits, *(t for t in results if not any(t is one for one in logits))]
         self.tape.outputs = [self._recorder.value(tensor) for tensor in found]

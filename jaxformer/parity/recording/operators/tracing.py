@@ -14,7 +14,7 @@ from jaxformer.parity.recording.jax_values import is_float, is_number, is_whole,
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
-from jaxformer.parity.recording.result_parts import in_real_parts
+from jaxformer.parity.recording.result_parts import in_real_parts, opened
 
 
 def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
@@ -80,7 +80,7 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
         filled = list(leaves)
         for place, leaf in zip(floats, some, strict=True):
             filled[place] = leaf
-        result = call(*jax.tree.unflatten(structure, filled))
+        result = jax.tree.map(opened, call(*jax.tree.unflatten(structure, filled)))
         leaves = zip(leaf_names(result), jax.tree.leaves(result), strict=True)
         named = dict(in_real_parts(leaves))
         made = {name: leaf for name, leaf in named.items() if is_float(leaf)}

@@ -37,12 +37,12 @@ def other_choices(walk: Walk, results: Results) -> Iterator[WrongResult]:
                 f"{found.reshape(expected.shape)[first]} in place of {expected[first]}"
             )
             yield WrongResult(value, wanted, message)
-    for name in own.keys() - {name for name, _ in pairs}:
+    for name in sorted(own.keys() - {name for name, _ in pairs}):
         if _is_computed(own[name]) and not _is_inside(
             walk.array(own[name]), walk.reference, lambda value: value.data
         ):
             results.uncompared.append(_left("candidate", name, own[name], "reference"))
-    for name in right.keys() - {other for _, other in pairs}:
+    for name in sorted(right.keys() - {other for _, other in pairs}):
         if _is_computed(right[name]) and not _is_inside(
             right[name].data, walk.candidate, walk.array
         ):
