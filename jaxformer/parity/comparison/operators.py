@@ -48,6 +48,7 @@ from jaxformer.parity.recording.operators.torch_weights import remarks_on_traini
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
+from jaxformer.parity.segments.operators.lacking import describe_lacking
 from jaxformer.parity.segments.operators.result_checks import check_results
 from jaxformer.parity.segments.operators.results import Results, compare_results
 from jaxformer.parity.segments.operators.unverified import find_unverified
@@ -176,13 +177,15 @@ class _Comparison:
             gradients = compare_gradients(self.reference, self.run, walk, results, self.parameters)
             later = find_causes(judge_backward(walk, wrong), walk)
             causes = with_stops(causes, later, self.run.stops() if later else (), walk)
-        return self._report(merge_causes(causes), results, unverified, gradients)
+        lacking = describe_lacking(walk, self.parameters, gradients)
+        return self._report(merge_causes(causes), results, unverified, lacking, gradients)
 
     def _report(
         self,
         causes: list[RootCause],
         results: Results,
         unverified: Sequence[str],
+        lacking: str,
         gradients: Gradients,
     ) -> Report:
         walk, parameters = self.walk, self.parameters
@@ -196,6 +199,6 @@ class _Comparison:
             weights=tuple(map(str, parameters.wrong)),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
             casts=tuple(describe_casts(self.run, parameters)),
-            incomplete=tuple(find_incomplete(walk, results, parameters, unverified)),
+            incomplete=tuple(find_incomplete(walk, results, parameters, unverified, lacking)),
             coverage=measure_coverage(nodes, walk, parameters, gradients),
         )

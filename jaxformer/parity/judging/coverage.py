@@ -130,7 +130,11 @@ def _modules_of_candidate(walk: Walk) -> tuple[int, int] | None:
 
 
 def find_incomplete(
-    walk: Walk, results: Results, parameters: ParameterMatches, unverified: Sequence[str]
+    walk: Walk,
+    results: Results,
+    parameters: ParameterMatches,
+    unverified: Sequence[str],
+    lacking: str,
 ) -> Iterator[str]:
     """Yields a sentence for each part that was not compared, and why.
 
@@ -139,6 +143,7 @@ def find_incomplete(
         results: those that were compared.
         parameters: which of them are equal.
         unverified: parameters of the candidate that nothing shows to be right.
+        lacking: a sentence on parameters of the reference that the candidate lacks, or "".
     """
     tape = walk.candidate
     yield from results.uncompared
@@ -160,6 +165,8 @@ def find_incomplete(
             f"the numbers of {name} of the candidate are those of no parameter of the reference, "
             "and no result depends on them"
         )
+    if lacking:
+        yield lacking
     for name in sorted(tape.opaque):
         yield f"{name} computes in a dtype of its own"
 
