@@ -29,6 +29,7 @@ from jaxformer.parity.judging.coverage import (
 )
 from jaxformer.parity.judging.divergences import judge_backward, judge_forward
 from jaxformer.parity.judging.labels import Labels
+from jaxformer.parity.judging.no_effect import find_without_effect
 from jaxformer.parity.matching.operators.parameters import buffers_with_gradients
 from jaxformer.parity.matching.operators.rounded_parameters import match_parameters_in_full
 from jaxformer.parity.matching.operators.values import Index
@@ -189,16 +190,17 @@ class _Comparison:
         gradients: Gradients,
     ) -> Report:
         walk, parameters = self.walk, self.parameters
+        unused, surplus = find_without_effect(walk, parameters)
         nodes = with_causes(judge_modules(self.model.kind, self.reference, walk), causes)
         return Report(
             "grad" if self.backward else "forward",
             "float64",
             tuple(nodes),
-            remarks=(*walk.remarks, *gradients.remarks),
+            remarks=(*walk.remarks, *gradients.remarks, *filter(None, [surplus])),
             causes=tuple(causes),
             weights=tuple(map(str, parameters.wrong)),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
             casts=tuple(describe_casts(self.run, parameters)),
-            incomplete=tuple(find_incomplete(walk, results, parameters, unverified, lacking)),
+            incomplete=tuple(find_incomplete(walk, results, unused, unverified, lacking)),
             coverage=measure_coverage(nodes, walk, parameters, gradients),
         )
