@@ -81,8 +81,8 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
         for place, leaf in zip(floats, some, strict=True):
             filled[place] = leaf
         result = jax.tree.map(opened, call(*jax.tree.unflatten(structure, filled)))
-        leaves = zip(leaf_names(result), jax.tree.leaves(result), strict=True)
-        named = dict(in_real_parts(leaves))
+        paths_and_leaves = zip(leaf_names(result), jax.tree.leaves(result), strict=True)
+        named = dict(in_real_parts(paths_and_leaves))
         made = {name: leaf for name, leaf in named.items() if is_float(leaf)}
         choices = {name: leaf for name, leaf in named.items() if is_whole(leaf)}
         paths.update(floats=tuple(made), choices=tuple(choices))

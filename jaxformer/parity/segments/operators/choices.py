@@ -104,8 +104,8 @@ def _is_inside(array: np.ndarray, tape: Tape, read: Callable[[Value], np.ndarray
 
 
 def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
-    numbers = [np.asarray(array).astype(np.int64).reshape(-1) for array in (one, other)]
-    return np.array_equal(*numbers)
+    left, right = (np.asarray(array).astype(np.int64).reshape(-1) for array in (one, other))
+    return np.array_equal(left, right)
 
 
 def _left(side: str, name: str, value: Value, other_side: str) -> str:
