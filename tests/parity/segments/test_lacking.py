@@ -22,14 +22,14 @@ class Fresh(torch.nn.Module):
         torch.manual_seed(0)
         self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(D) for _ in range(3)])
         self.qkv, self.out = torch.nn.Linear(D, 3 * D), torch.nn.Linear(D, D)
-        self.again = self.out
-        for layer in (self.qkv, self.out):
+        self.again, self.head = self.out, torch.nn.Linear(D, 3)
+        for layer in (self.qkv, self.out, self.head):
             torch.nn.init.zeros_(layer.bias)
 
     def forward(self, x):
         q, k, v = self.qkv(self.norms[0](x)).split(D, -1)
         x = x + self.again(self.out(torch.softmax(q @ k.mT, -1) @ v))
-        return self.norms[2](torch.tanh(self.norms[1](x)))
+        return self.head(self.norms[2](torch.tanh(self.norms[1](x))))
 
 
 def parameters_of(model):
@@ -52,12 +52,12 @@ def port(p, x):
     norms = [(p.get(f"norms.{i}.weight"), p.get(f"norms.{i}.bias")) for i in range(3)]
     q, k, v = jnp.split(dense(p, "qkv", norm(x, *norms[0])), 3, -1)
     x = x + dense(p, "out", dense(p, "out", jax.nn.softmax(q @ k.mT) @ v))
-    return norm(jnp.tanh(norm(x, *norms[1])), *norms[2])
+    return dense(p, "head", norm(jnp.tanh(norm(x, *norms[1])), *norms[2]))
 
 
 def stacked(p, x):
     norms = {f"norms.{i}.{n}": p[n][i] for i in range(3) for n in ("weight", "bias")}
-    return port({"out.weight": p["out"], "out.bias": p["zeros"], **norms, **p["qkv"]}, x)
+    return port({"out.weight": p["out"], "out.bias": p["zeros"], **norms, **p["rest"]}, x)
 
 
 def one_plus(p, x):
@@ -96,11 +96,11 @@ def test_equal_counts_are_fine_in_any_form(backward):
         np.stack([params[f"norms.{i}.{name}"] for i in range(3)]) for name in ("weight", "bias")
     )
     split = {
-        "qkv": {"qkv.weight": params["qkv.weight"], "qkv.bias": params["qkv.bias"]},
+        "rest": {name: a for name, a in params.items() if name.startswith(("qkv", "head"))},
         "out": params["out.weight"], "zeros": params["out.bias"], "weight": weights, "bias": biases,
     }  # fmt: skip
     less = {n: a - 1 if n[:1] == "n" and n.endswith("weight") else a for n, a in params.items()}
-    held = {n: a for n, a in params.items() if n.startswith(("qkv", "out"))}
+    held = {n: a for n, a in params.items() if n.startswith(("qkv", "out", "head"))}
     rest = {n: a for n, a in params.items() if n not in held}
     for candidate in (
         (port, params),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
-from jaxformer.parity.matching.operators.values import largest
+from jaxformer.parity.matching.operators.values import FEWEST, largest
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.segments.operators.effects import NO_EFFECT
 from jaxformer.parity.segments.operators.gradients import Gradients
@@ -96,7 +96,12 @@ def _names(
     # The bias of keys has no gradient: one that lacks it trains alike.
     still = [n for n in plain if sizes[n] <= NO_EFFECT * max(sizes.values())]
     moved = [name for name in plain if name not in still]
-    lost = [name for name in moved if gradients[name].index not in walk.reached]
+    # Few numbers are not looked up.
+    lost = [
+        name
+        for name in moved
+        if gradients[name].index not in walk.reached and gradients[name].size >= FEWEST
+    ]
     if lost or lack <= sum(walk.reference.parameters[name].size for name in still):
         return lost
     return moved
