@@ -234,6 +234,23 @@ def test_what_a_reader_should_know_is_remarked(right, own, text):
     assert any(text in remark for remark in report.remarks), str(report)
 
 
+def test_parts_with_one_name_are_told_apart():
+    def candidate(y, place):
+        parts = jnp.split(y, 3, 1)
+        return parts[0] * jnp.tanh(parts[place])
+
+    def reference(y):
+        parts = y.split(1, 1)
+        return parts[0] * torch.tanh(parts[1])
+
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    assert report_of(reference, lambda y: candidate(y, 1), x).verdict == "rounding"
+    (cause,) = report_of(reference, lambda y: candidate(y, 2), x).root_causes
+    assert cause.diagnosis == (
+        "it equals the split of the model (number 3 of 3); it must be number 2 of them"
+    )
+
+
 def test_random_numbers_are_those_that_the_user_draws():
     drawn = np.asarray(jax.random.normal(jax.random.key(1), (3, 3)))
     right, key = torch.from_numpy(np.array(drawn)), jax.random.key(1)
