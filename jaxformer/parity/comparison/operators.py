@@ -49,7 +49,7 @@ from jaxformer.parity.recording.operators.torch_weights import remarks_on_traini
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
-from jaxformer.parity.segments.operators.lacking import describe_lacking
+from jaxformer.parity.segments.operators.lacking import describe_hidden, describe_lacking
 from jaxformer.parity.segments.operators.result_checks import check_results
 from jaxformer.parity.segments.operators.results import Results, compare_results
 from jaxformer.parity.segments.operators.unverified import find_unverified
@@ -172,13 +172,14 @@ class _Comparison:
         wrong = judge_forward(walk)
         causes = find_causes(wrong, walk) + causes_of_results(check_results(walk, results))
         unverified = find_unverified(walk, results, self.parameters)
+        lacking = [] if self.backward else [describe_hidden(walk)]
         gradients = Gradients()
         if self.backward:
             walk.keep_corrections()
             gradients = compare_gradients(self.reference, self.run, walk, results, self.parameters)
             later = find_causes(judge_backward(walk, wrong), walk)
             causes = with_stops(causes, later, self.run.stops() if later else (), walk)
-        lacking = describe_lacking(walk, self.parameters, gradients)
+        lacking.append(describe_lacking(walk, self.parameters, gradients))
         return self._report(merge_causes(causes), results, unverified, lacking, gradients)
 
     def _report(
@@ -186,7 +187,7 @@ class _Comparison:
         causes: list[RootCause],
         results: Results,
         unverified: Sequence[str],
-        lacking: str,
+        lacking: Sequence[str],
         gradients: Gradients,
     ) -> Report:
         walk, parameters = self.walk, self.parameters

@@ -134,7 +134,7 @@ def find_incomplete(
     results: Results,
     unused: Sequence[str],
     unverified: Sequence[str],
-    lacking: str,
+    lacking: Sequence[str],
 ) -> Iterator[str]:
     """Yields a sentence for each part that was not compared, and why.
 
@@ -143,7 +143,8 @@ def find_incomplete(
         results: those that were compared.
         unused: sentences on what has no effect.
         unverified: parameters of the candidate that nothing shows to be right.
-        lacking: a sentence on parameters of the reference that the candidate lacks, or "".
+        lacking: sentences on parameters of the reference that the candidate lacks, and on what
+            zeros hide; some may be empty.
     """
     tape = walk.candidate
     yield from results.uncompared
@@ -155,8 +156,7 @@ def find_incomplete(
             f"the numbers of {name} of the candidate are those of no parameter of the reference, "
             "and no result depends on them"
         )
-    if lacking:
-        yield lacking
+    yield from filter(None, lacking)
     for name in sorted(tape.opaque):
         yield f"{name} computes in a dtype of its own"
 

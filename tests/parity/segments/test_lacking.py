@@ -123,3 +123,33 @@ def test_a_fresh_batch_norm_is_whole():
 
     report = compare(model, (candidate, params), X[0])
     assert report.verdict == "rounding", str(report)
+
+
+class Adapter(torch.nn.Module):
+    """Ends in zeros, so that it starts as nothing."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.down, self.up = torch.nn.Linear(D, 4), torch.nn.Linear(4, D)
+        torch.nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return x + self.up(torch.tanh(self.down(x)))
+
+
+def test_what_zeros_hide_is_named_where_gradients_are_not_compared():
+    model = Adapter()
+
+    def candidate(p, x, function=jnp.tanh):
+        return x + dense(p, "up", function(dense(p, "down", x)))
+
+    def wrong(p, x):
+        return candidate(p, x, jnp.sin)
+
+    params = parameters_of(model)
+    assert compare(model, (candidate, params), X, backward=False).verdict == "rounding"
+    assert compare(model, (wrong, params), X).verdict == "bug"
+    report = compare(model, (wrong, params), X, backward=False)
+    assert report.verdict == "incomplete", str(report)
+    assert "of up reads was not found equal, and its weights are zeros" in report.incomplete[0]

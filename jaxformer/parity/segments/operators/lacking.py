@@ -1,4 +1,4 @@
-"""Finds parameters of the reference that the candidate lacks though all results are equal.
+"""Finds parameters that the candidate lacks, or reads wrongly, though all results are equal.
 
 A factor of one and a term of zero move no result, and norms and biases hold these before they are
 trained. Parameters are found by their numbers, so that one array of zeros may stand for all of
@@ -54,6 +54,10 @@ def describe_lacking(walk: Walk, parameters: ParameterMatches, gradients: Gradie
     )
 
 
+def _is_zero(walk: Walk, value: Value) -> bool:
+    return value.dtype.kind == "f" and walk.index.largest(value) == 0
+
+
 def _is_plain(walk: Walk, value: Value) -> bool:
     """Returns whether a parameter of the reference holds nothing but zeros, or nothing but ones."""
     moments = walk.index.moments_of(value)
@@ -105,3 +109,30 @@ def _names(
     if lost or lack <= sum(walk.reference.parameters[name].size for name in still):
         return lost
     return moved
+
+
+def describe_hidden(walk: Walk) -> str:
+    """Returns a sentence on what weights of zeros hide, "" if they hide nothing.
+
+    Such weights end a branch that is to learn its part, as in adapters. What enters them moves no
+    result, and shows in gradients alone.
+
+    Args:
+        walk: after the forward pass.
+    """
+    names = []
+    for operator in walk.reference.operators:
+        zeros = [v for v in operator.inputs if v.is_weight and _is_zero(walk, v)]
+        if not zeros:
+            continue
+        is_nothing = all(_is_zero(walk, value) for value in operator.outputs)
+        is_hidden = is_nothing or any(value.ndim > 1 for value in zeros)
+        entering = [v for v in operator.inputs if v.is_activation and v.size >= FEWEST]
+        if is_hidden and any(v.index not in walk.reached for v in entering):
+            names.append(f"the {operator.name} of {operator.module or 'the model'}")
+    if not names:
+        return ""
+    return (
+        f"what {listed(list(dict.fromkeys(names)))} reads was not found equal, and its weights are "
+        "zeros: no result shows it; gradients do"
+    )
