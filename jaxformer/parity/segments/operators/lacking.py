@@ -12,6 +12,7 @@ import numpy as np
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
 from jaxformer.parity.matching.operators.values import FEWEST, largest
 from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, SUMS
 from jaxformer.parity.segments.operators.effects import NO_EFFECT
 from jaxformer.parity.segments.operators.gradients import Gradients
 from jaxformer.parity.segments.operators.walk import Walk
@@ -123,7 +124,8 @@ def describe_hidden(walk: Walk) -> str:
     names = []
     for operator in walk.reference.operators:
         zeros = [v for v in operator.inputs if v.is_weight and _is_zero(walk, v)]
-        if not zeros:
+        # Sums and changes of layout hide nothing.
+        if not zeros or operator.name in SUMS | LAYOUT_ONLY:
             continue
         is_nothing = all(_is_zero(walk, value) for value in operator.outputs)
         is_hidden = is_nothing or any(value.ndim > 1 for value in zeros)
