@@ -20,12 +20,16 @@ def find_without_effect(walk: Walk, parameters: ParameterMatches) -> tuple[list[
         parameters: which of them are equal.
 
     Returns:
-        a sentence for each; and one on what is given as parameters, has no effect, and is not
-        missing either, as the state that a model needs for its training alone, or "".
+        a sentence for each; and one on state that a model needs for its training alone, which is
+        given with the parameters and has no effect, or "".
     """
     needed, wanted = _needed(walk.candidate), _needed(walk.reference)
     unused = _unused(walk, parameters, needed, wanted)
-    surplus = [name for name in unused if _is_surplus(name, walk, parameters, needed, wanted)]
+    surplus = [
+        name
+        for name in unused
+        if _is_state(name, walk.candidate) and _is_surplus(name, walk, parameters, needed, wanted)
+    ]
     found = [
         f"the parameter {name} of the candidate has no effect on its results"
         for name in unused
@@ -56,6 +60,15 @@ def _unused(
         if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
             found.append(name)
     return found
+
+
+def _is_state(name: str, tape: Tape) -> bool:
+    """Returns whether a counter is beside it, as beside the moving means of Haiku."""
+    parent = name.rpartition(".")[0]
+    return any(
+        other.rpartition(".")[0] == parent and value.dtype.kind in "iu"
+        for other, value in tape.parameters.items()
+    )
 
 
 def _is_surplus(
