@@ -4,11 +4,15 @@ pytest loads it where jaxformer is installed. Importing it imports neither JAX n
 """
 
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Longer names of files are cut.
+MOST_LETTERS = 120
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,12 +26,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def page_name(test: str) -> str:
+    """Returns the name of a test's pages, without ".html": no two tests have the same.
+
+    >>> page_name("tests/test_port.py::TestSmall::test_right[float32]")
+    'tests.test_port.TestSmall.test_right[float32]'
+    """
+    place, bracket, case = test.partition("[")
+    name = re.sub(r"(\.py)?::|/", ".", place) + bracket + case
+    safe = re.sub(r"[^\w.\[\]-]+", "_", name).lstrip(".")[:MOST_LETTERS]
+    return safe if safe == name else f"{safe}-{zlib.crc32(test.encode()):08x}"
+
+
 @pytest.fixture
 def jaxformer_parity(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Gives ``jaxformer.assert_parity``, which fails a test with the root causes.
 
     With ``--parity-html FOLDER``, each comparison of a test is written there as a page, whether it
-    fails or not: ``TEST.html``, then ``TEST-2.html``.
+    fails or not: ``FILE.TEST.html``, then ``FILE.TEST-2.html``; see ``page_name``.
     """
     from jaxformer.parity.comparison.api import check_parity, compare
 
@@ -43,7 +59,7 @@ def jaxformer_parity(request: pytest.FixtureRequest) -> Iterator[Callable[..., A
     yield assert_parity
     if folder is not None and reports:
         folder.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^\w.-]+", "_", request.node.name)
+        name = page_name(request.node.nodeid)
         for number, report in enumerate(reports, 1):
             path = folder / (f"{name}.html" if number == 1 else f"{name}-{number}.html")
             path.write_text(report._repr_html_())

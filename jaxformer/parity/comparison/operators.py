@@ -29,6 +29,7 @@ from jaxformer.parity.judging.coverage import (
 )
 from jaxformer.parity.judging.divergences import judge_backward, judge_forward
 from jaxformer.parity.judging.labels import Labels
+from jaxformer.parity.judging.no_effect import find_without_effect
 from jaxformer.parity.matching.operators.parameters import buffers_with_gradients
 from jaxformer.parity.matching.operators.rounded_parameters import match_parameters_in_full
 from jaxformer.parity.matching.operators.values import Index
@@ -48,6 +49,7 @@ from jaxformer.parity.recording.operators.torch_weights import remarks_on_traini
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
+from jaxformer.parity.segments.operators.lacking import describe_hidden, describe_lacking
 from jaxformer.parity.segments.operators.result_checks import check_results
 from jaxformer.parity.segments.operators.results import Results, compare_results
 from jaxformer.parity.segments.operators.unverified import find_unverified
@@ -170,32 +172,36 @@ class _Comparison:
         wrong = judge_forward(walk)
         causes = find_causes(wrong, walk) + causes_of_results(check_results(walk, results))
         unverified = find_unverified(walk, results, self.parameters)
+        lacking = [] if self.backward else [describe_hidden(walk)]
         gradients = Gradients()
         if self.backward:
             walk.keep_corrections()
             gradients = compare_gradients(self.reference, self.run, walk, results, self.parameters)
             later = find_causes(judge_backward(walk, wrong), walk)
             causes = with_stops(causes, later, self.run.stops() if later else (), walk)
-        return self._report(merge_causes(causes), results, unverified, gradients)
+        lacking.append(describe_lacking(walk, self.parameters, gradients))
+        return self._report(merge_causes(causes), results, unverified, lacking, gradients)
 
     def _report(
         self,
         causes: list[RootCause],
         results: Results,
         unverified: Sequence[str],
+        lacking: Sequence[str],
         gradients: Gradients,
     ) -> Report:
         walk, parameters = self.walk, self.parameters
+        unused, surplus = find_without_effect(walk, parameters)
         nodes = with_causes(judge_modules(self.model.kind, self.reference, walk), causes)
         return Report(
             "grad" if self.backward else "forward",
             "float64",
             tuple(nodes),
-            remarks=(*walk.remarks, *gradients.remarks),
+            remarks=(*walk.remarks, *gradients.remarks, *filter(None, [surplus])),
             causes=tuple(causes),
             weights=tuple(map(str, parameters.wrong)),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
             casts=tuple(describe_casts(self.run, parameters)),
-            incomplete=tuple(find_incomplete(walk, results, parameters, unverified)),
+            incomplete=tuple(find_incomplete(walk, results, unused, unverified, lacking)),
             coverage=measure_coverage(nodes, walk, parameters, gradients),
         )

@@ -9,7 +9,7 @@ from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence
-from jaxformer.parity.segments.operators.result_checks import WrongResult
+from jaxformer.parity.segments.operators.results import WrongResult
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten
 

@@ -130,36 +130,33 @@ def _modules_of_candidate(walk: Walk) -> tuple[int, int] | None:
 
 
 def find_incomplete(
-    walk: Walk, results: Results, parameters: ParameterMatches, unverified: Sequence[str]
+    walk: Walk,
+    results: Results,
+    unused: Sequence[str],
+    unverified: Sequence[str],
+    lacking: Sequence[str],
 ) -> Iterator[str]:
     """Yields a sentence for each part that was not compared, and why.
 
     Args:
         walk: after both passes.
         results: those that were compared.
-        parameters: which of them are equal.
+        unused: sentences on what has no effect.
         unverified: parameters of the candidate that nothing shows to be right.
+        lacking: sentences on parameters of the reference that the candidate lacks, and on what
+            zeros hide; some may be empty.
     """
     tape = walk.candidate
     yield from results.uncompared
     if not tape.outputs and not tape.choices:
         yield "the candidate returns no floats"
-    needed = tape.ancestors(tape.outputs)
-    wanted = walk.reference.ancestors(walk.reference.outputs)
-    for name, value in tape.parameters.items():
-        if value.index in needed or value.dtype.kind != "f":
-            continue
-        named = [walk.reference.parameters.get(twin) for twin in parameters.whole.get(name, ())]
-        twins = [match.value for match in walk.matches.get(value.index, ())]
-        twins += [twin for twin in named if twin is not None]
-        # What has no effect on either side is no part of the comparison.
-        if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
-            yield f"the parameter {name} of the candidate has no effect on its results"
+    yield from unused
     for name in unverified:
         yield (
             f"the numbers of {name} of the candidate are those of no parameter of the reference, "
             "and no result depends on them"
         )
+    yield from filter(None, lacking)
     for name in sorted(tape.opaque):
         yield f"{name} computes in a dtype of its own"
 

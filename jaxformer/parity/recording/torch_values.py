@@ -5,6 +5,7 @@ torch comes with the extra ``torch`` and is imported only inside functions, by `
 
 import contextlib
 import copy
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -194,8 +195,20 @@ def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         inside = value.items()
     elif isinstance(value, list | tuple):
         inside = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+    elif dataclasses.is_dataclass(value):
+        inside = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     for name, inner in inside:
         yield from named_tensors(inner, f"{path}.{name}".lstrip("."))
+
+
+def result_tensors(result: Any) -> list[tuple[str, Any]]:
+    """Returns the tensors that a model returned with their paths.
+
+    An object of a class of the user's own is opened where it is the whole result. Inside of one it
+    may be a cache, which is no result.
+    """
+    found = list(named_tensors(result))
+    return found or list(named_tensors(dict(getattr(result, "__dict__", {}))))
 
 
 def tensor(array: np.ndarray) -> Any:

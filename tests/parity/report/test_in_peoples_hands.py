@@ -10,6 +10,7 @@ import torch
 
 from jaxformer.errors import UsageError
 from jaxformer.parity import compare
+from jaxformer.parity.pytest_plugin import page_name
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
 
@@ -59,6 +60,20 @@ def test_root_causes_as_a_table(report):
     assert table.diagnosis[0] == report.root_causes[0].diagnosis
 
 
+def test_no_two_tests_have_pages_of_one_name():
+    tests = [
+        f"{folder}test_{letter}.py::{test}"
+        for folder in ("", "one/", "other/", "../")
+        for letter in "xy"
+        for test in ("test", "Test::test", "test[a/b]", "test[a_b]", "test[a::b]", "test[a.b]",
+                     "test[é]", f"test[{'long' * 99}]", f"test[{'long' * 98}]")
+    ]  # fmt: skip
+    names = {page_name(test) for test in tests}
+    assert len(names) == len(tests)
+    assert not any(set(name) & set('/:"<>|*?\\') for name in names)
+    assert max(map(len, names)) < 150
+
+
 @pytest.mark.tier("full")
 def test_the_plugin_gives_a_fixture_and_writes_pages(tmp_path):
     (tmp_path / "test_port.py").write_text(TEST)
@@ -70,5 +85,5 @@ def test_the_plugin_gives_a_fixture_and_writes_pages(tmp_path):
     assert "1 failed, 1 passed" in done.stdout
     assert "tanh form of GELU" in done.stdout
     pages = {path.name: path.read_text() for path in (tmp_path / "pages").iterdir()}
-    assert sorted(pages) == ["test_right.html", "test_wrong.html"]
-    assert "1 bug" in pages["test_wrong.html"]
+    assert sorted(pages) == ["test_port.test_right.html", "test_port.test_wrong.html"]
+    assert "1 bug" in pages["test_port.test_wrong.html"]

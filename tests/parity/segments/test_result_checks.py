@@ -1,5 +1,9 @@
 """Results are compared whole: integers, names, order, what is not finite and what is missing."""
 
+import dataclasses
+import types
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +15,21 @@ from jaxformer.parity import compare
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+
+@dataclasses.dataclass
+class Output:
+    """What JAX does not know as a tree."""
+
+    logits: Any
+    other: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class KnownOutput:
+    other: Any
+    logits: Any
 
 
 class Returning(torch.nn.Module):
@@ -47,6 +66,16 @@ def report_of(right, own, x=X):
         (lambda y: (y, y > 0), lambda y: (y, y <= 0), "9 of the 9 integers of result 1 differ: "),
         (
             lambda y: (y, y.argmax(-1)),
+            lambda y: (y, y > 0, jnp.argmin(y, -1)),
+            "integers of result 2 differ: ",
+        ),
+        (
+            lambda y: {"y": y, "ids": y.argmax(-1)},
+            lambda y: {"y": y, "ids": jnp.argmin(y, -1), "seen": jnp.argmax(y, -1)},
+            "integers of result ids differ: ",
+        ),
+        (
+            lambda y: (y, y.argmax(-1)),
             lambda y: (y, jnp.argmax(y, -1)[:2]),
             "result 1 has the shape (2,), not (3,)",
         ),
@@ -61,6 +90,31 @@ def report_of(right, own, x=X):
             "result columns is the reference's result rows",
         ),
         (lambda y: y / 0, lambda y: -y / 0, "the result has "),
+        (
+            lambda y: torch.tanh(y).exp(),
+            lambda y: (y, jnp.exp(2 * jnp.tanh(y))),
+            "the number 2 in mul must be 1",
+        ),
+        (
+            lambda y: {"y": 2 * torch.tanh(y)},
+            lambda y: {"x": y, "y": jnp.tanh(y)},
+            "the reference's value is 2 times this",
+        ),
+        (
+            lambda y: Output(y, torch.tanh(y)),
+            lambda y: (jnp.tanh(y), 2 * y),
+            "the number 2 in mul must be 1: the reference has no such step",
+        ),
+        (
+            lambda y: torch.fft.rfft(y),
+            lambda y: jnp.conj(jnp.fft.rfft(y)),
+            "the reference's value is -1 times this",
+        ),
+        (
+            lambda y: (y, torch.fft.rfft(y)),
+            lambda y: (y, 3 * jnp.fft.rfft(y)),
+            "0.333333 = 1/3 times this",
+        ),
     ],
 )
 def test_a_wrong_result_is_a_bug(right, own, diagnosis):
@@ -80,7 +134,31 @@ def test_a_wrong_result_is_a_bug(right, own, diagnosis):
         (lambda y: {"b": y, "a": torch.tanh(y)}, lambda y: {"a": jnp.tanh(y), "b": y}),
         (lambda y: {"rows": y, "columns": y.T}, lambda y: {"rows": y, "columns": y.T}),
         (lambda y: torch.fft.fft(y).real, lambda y: jnp.fft.fft(y).real),
+        (lambda y: (y, torch.fft.rfft(y)), lambda y: (y, jnp.fft.rfft(y))),
+        (lambda y: torch.fft.rfft(y).conj(), lambda y: jnp.conj(jnp.fft.rfft(y))),
+        (
+            lambda y: {"y": y, "first": y.argmax(-1), "last": y.argmin(-1)},
+            lambda y: {"last": jnp.argmin(y, -1), "y": y, "first": jnp.argmax(y, -1)},
+        ),
+        (lambda y: (y, y.argmax(-1)), lambda y: (y, y > 0, jnp.argmax(y, -1))[::2]),
+        *(
+            (lambda y: Output(y, torch.tanh(y)), own)
+            for own in (
+                lambda y: (y, jnp.tanh(y)),
+                lambda y: {"other": jnp.tanh(y), "logits": y},
+                lambda y: KnownOutput(jnp.tanh(y), y),
+                lambda y: Output(y, jnp.tanh(y)),
+            )
+        ),
+        (
+            lambda y: types.SimpleNamespace(mean=y, spread=torch.tanh(y)),
+            lambda y: {"mean": y, "spread": jnp.tanh(y)},
+        ),
+        # What the candidate returns too is found inside of the reference.
+        (lambda y: torch.tanh(y).exp(), lambda y: (jnp.exp(jnp.tanh(y)), y)),
+        (lambda y: torch.tanh(y).exp(), lambda y: (y, jnp.exp(jnp.tanh(y)))),
         # What the reference returns too is found inside of the candidate.
+        (lambda y: (y, y > 0), lambda y: jnp.where(y > 0, y, 0.0) + jnp.where(y > 0, 0.0, y)),
         (lambda y: (torch.tanh(y), y), lambda y: jnp.tanh(y)),
     ],
 )
@@ -103,7 +181,23 @@ def test_right_results_are_equal(right, own):
             lambda y: {"y": y},
             "result other of the reference, of shape (3, 3): the candidate has no such",
         ),
+        (
+            lambda y: torch.tanh(y),
+            lambda y: (jnp.tanh(y), jnp.cosh(y)),
+            "result 1 of shape (3, 3): the reference gives (3, 3), and nothing more",
+        ),
+        (lambda y: y > 0, lambda y: (y > 0, jnp.tanh(y)), "the reference gives no floats"),
         (lambda y: y * torch.nan, lambda y: y * jnp.nan, "the result has no finite number"),
+        (
+            lambda y: (y, y > 0),
+            lambda y: y,
+            "result 1 of the reference, truth values of shape (3, 3): the candidate has no such",
+        ),
+        (
+            lambda y: (y, y.argmax(-1)),
+            lambda y: (y, jnp.argmax(y, -1), y > 0),
+            "result 2 of the candidate, truth values of shape (3, 3): the reference has no such",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_named(right, own, text):
@@ -122,18 +216,39 @@ def test_what_cannot_be_compared_is_named(right, own, text):
             "the results are in another order: result 0 of the candidate is result 1 of",
         ),
         (
+            lambda y: (y, y.argmax(-1), y.argmin(-1)),
+            lambda y: {"x": jnp.argmin(y, -1), "y": jnp.argmax(y, -1), "z": y},
+            "the results are in another order: result x of the candidate is result 2 of",
+        ),
+        (
             lambda y: torch.where(y > 0, y, -torch.inf),
             lambda y: jnp.where(y > 0, y, -1e9),
             "has -1e+09 where the reference has -inf: both count as infinite",
         ),
         (lambda y: torch.log(y), lambda y: jnp.log(y), "the numbers of the result are NaN on both"),
-        (lambda y: (y, y > 0), lambda y: y, "integers that the reference returns were not compar"),
     ],
 )
 def test_what_a_reader_should_know_is_remarked(right, own, text):
     report = report_of(right, own)
     assert report.verdict in ("exact", "rounding"), str(report)
     assert any(text in remark for remark in report.remarks), str(report)
+
+
+def test_parts_with_one_name_are_told_apart():
+    def candidate(y, place):
+        parts = jnp.split(y, 3, 1)
+        return parts[0] * jnp.tanh(parts[place])
+
+    def reference(y):
+        parts = y.split(1, 1)
+        return parts[0] * torch.tanh(parts[1])
+
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    assert report_of(reference, lambda y: candidate(y, 1), x).verdict == "rounding"
+    (cause,) = report_of(reference, lambda y: candidate(y, 2), x).root_causes
+    assert cause.diagnosis == (
+        "it equals the split of the model (number 3 of 3); it must be number 2 of them"
+    )
 
 
 def test_random_numbers_are_those_that_the_user_draws():

@@ -86,6 +86,18 @@ def own_name(value: Value, walk: Walk) -> str:
     return where(matches[0].value) if matches else f"the result of {value.producer.name}"
 
 
+def tell_apart(one: Value, other: Value, walk: Walk) -> tuple[str, str]:
+    """Returns names for two values of the reference, which differ."""
+    names = where(one), where(other)
+    if names[0] != names[1]:
+        return names
+    if one is other:
+        return names[0], f"{names[1]} in another order of its numbers"
+    same = [value.index for value in walk.reference.values if where(value) == names[0]]
+    first, second = (same.index(value.index) + 1 for value in (one, other))
+    return f"{names[0]} (number {first} of {len(same)})", f"number {second} of them"
+
+
 def where(value: Value) -> str:
     """Returns a name for a value of the reference."""
     if value.producer is None:

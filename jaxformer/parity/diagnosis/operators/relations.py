@@ -10,6 +10,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     fits,
     numbers_of,
     sides_of,
+    tell_apart,
     where,
 )
 from jaxformer.parity.matching.operators.layouts import find_layout
@@ -116,6 +117,5 @@ def other_value(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     matches = walk.index.find(divergence.array)
     if not matches:
         return None
-    return Diagnosis(
-        f"it equals {where(matches[0].value)}; it must be {where(divergence.reference_value)}"
-    )
+    own, right = tell_apart(matches[0].value, divergence.reference_value, walk)
+    return Diagnosis(f"it equals {own}; it must be {right}")

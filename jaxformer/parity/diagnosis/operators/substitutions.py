@@ -11,6 +11,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     Diagnosis,
     numbers_of,
     own_name,
+    tell_apart,
     where,
 )
 from jaxformer.parity.matching.operators.layouts import layouts
@@ -140,9 +141,12 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                     continue
                 for layout in itertools.islice(layouts(other.shape, array.shape), MOST_LAYOUTS):
                     if trials.agree({value.index: layout.apply(other.data)}, FITS):
+                        own, right = own_name(value, walk), where(other)
+                        matches = walk.matches.get(value.index)
+                        if matches and own == right:
+                            own, right = tell_apart(matches[0].value, other, walk)
                         return Diagnosis(
-                            f"{operator.name} reads {own_name(value, walk)}; it must read "
-                            f"{where(other)}",
+                            f"{operator.name} reads {own}; it must read {right}",
                             operator,
                             is_operand=True,
                             read=value,

@@ -12,12 +12,14 @@ from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_recorder import float64_by_default, make_recorder
 from jaxformer.parity.recording.operators.torch_weights import keep_what_is_read, with_wide_weights
+from jaxformer.parity.recording.result_parts import in_real_parts
 from jaxformer.parity.recording.torch_values import (
     floats,
+    is_float,
     is_whole,
     map_nested,
-    named_tensors,
     require_torch,
+    result_tensors,
     tensor,
     view,
     widest,
@@ -91,15 +93,15 @@ class TorchRun:
         with _settings(), torch.set_grad_enabled(backward), paths, reading, self._recorder:
             pairs.join(wide)
             output = _call(wide, given, named, caller)
-        logits = [output.logits] if hasattr(output, "logits") else []
-        found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
+            tensors = list(in_real_parts(result_tensors(output)))
+        logits = [one for one in [getattr(output, "logits", None)] if is_float(one)]
+        results = [tensor for _, tensor in tensors if is_float(tensor)]
+        found = [*logits, *(t for t in results if not any(t is one for one in logits))]
         self.tape.outputs = [self._recorder.value(tensor) for tensor in found]
-        names = {id(tensor): name for name, tensor in named_tensors(output)}
+        names = {id(tensor): name for name, tensor in tensors}
         self.tape.output_names = [names.get(id(tensor), "logits") for tensor in found]
         self.tape.choices = {
-            name: self._recorder.value(tensor)
-            for name, tensor in named_tensors(output)
-            if is_whole(tensor)
+            name: self._recorder.value(tensor) for name, tensor in tensors if is_whole(tensor)
         }
         self._outputs = found
         self._recorder.forget()

@@ -20,6 +20,7 @@ from jaxformer.parity.recording.jax_values import (
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
+from jaxformer.parity.recording.result_parts import in_real_parts, opened
 
 
 def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
@@ -41,7 +42,7 @@ class Traced:
     Attributes:
         forward: from all leaves to the float outputs, then the choices, then what the backward pass
             reads.
-        names: paths of the float outputs in the result.
+        names: paths of the float outputs in the result; parts of complex ones are outputs too.
         choices: paths of the outputs of integers and truth values.
         backward: from what the backward pass reads and the outputs' cotangents to the gradients
             of the float leaves; None if there is none.
@@ -85,8 +86,9 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
         filled = list(leaves)
         for place, leaf in zip(floats, some, strict=True):
             filled[place] = leaf
-        result = call(*jax.tree.unflatten(structure, filled))
-        named = dict(zip(leaf_names(result), jax.tree.leaves(result), strict=True))
+        result = jax.tree.map(opened, call(*jax.tree.unflatten(structure, filled)))
+        paths_and_leaves = zip(leaf_names(result), jax.tree.leaves(result), strict=True)
+        named = dict(in_real_parts(paths_and_leaves))
         made = {name: leaf for name, leaf in named.items() if is_float(leaf)}
         choices = {name: leaf for name, leaf in named.items() if is_whole(leaf)}
         paths.update(floats=tuple(made), choices=tuple(choices))

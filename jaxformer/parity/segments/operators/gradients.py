@@ -38,11 +38,13 @@ class Gradients:
         compared: how many gradients of the candidate's parameters and float inputs were compared.
         expected: how many there are.
         remarks: why the others had not.
+        right: those of the reference's parameters, by path.
     """
 
     compared: int = 0
     expected: int = 0
     remarks: tuple[str, ...] = ()
+    right: Mapping[str, Value] = dataclasses.field(default_factory=dict)
 
 
 def compare_gradients(
@@ -175,7 +177,7 @@ class _Comparison:
             *self._frozen.remarks(),
         ]
         count = self._compared + len(self._left) + len(buffers) + len(self._frozen.inputs)
-        return Gradients(self._compared, count, tuple(filter(None, remarks)))
+        return Gradients(self._compared, count, tuple(filter(None, remarks)), self._right)
 
     def _without_gradients(self) -> str:
         """Returns which parameters of the reference are none of the candidate, "" if all are."""
@@ -217,6 +219,17 @@ class _Comparison:
             if not own:
                 return
         if len(twins) == 1 and len(names) > 1:
+            is_plain = self._walk.index.is_one_number(self._sources[twins[0]])
+            equal = [
+                name
+                for name in names
+                if is_plain and self._equals(own[name], self._right[twins[0]])
+            ]
+            if equal:
+                # Zeros or ones are in many places: the others are a buffer's, or parts of others.
+                self._compared += 1
+                self._left += [name for name in names if name != equal[0]]
+                return
             # One parameter of the reference, several copies in the candidate: their sum counts.
             layouts = [one for name in names if (one := self._layout(twins[0], name)) is not None]
             right = self._right[twins[0]]

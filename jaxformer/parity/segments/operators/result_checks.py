@@ -4,32 +4,15 @@ Values are found by their numbers, in any layout and order, and infinities are l
 model returns that is not enough.
 """
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import is_finite
-from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.segments.operators.choices import other_choices
 from jaxformer.parity.segments.operators.effects import seen_positions
-from jaxformer.parity.segments.operators.results import Results
+from jaxformer.parity.segments.operators.results import Results, WrongResult, called
 from jaxformer.parity.segments.operators.walk import Walk
-from jaxformer.parity.words import listed
-
-
-@dataclasses.dataclass(frozen=True)
-class WrongResult:
-    """A result that is wrong though its numbers are found.
-
-    Attributes:
-        candidate: the result.
-        reference: what it should be.
-        message: what differs.
-    """
-
-    candidate: Value
-    reference: Value
-    message: str
 
 
 def check_results(walk: Walk, results: Results) -> list[WrongResult]:
@@ -43,7 +26,7 @@ def check_results(walk: Walk, results: Results) -> list[WrongResult]:
     return [
         *_exchanged(walk, results),
         *_not_finite_alike(walk, results),
-        *_other_choices(walk),
+        *other_choices(walk, results),
     ]
 
 
@@ -53,7 +36,7 @@ def _check_missing(walk: Walk, results: Results) -> None:
     known |= {value.index for value in results.right if value is not None}
     named = zip(walk.reference.output_names, walk.reference.outputs, strict=True)
     results.uncompared.extend(
-        f"{_called(name)} of the reference, of shape {value.shape}: the candidate has no such"
+        f"{called(name)} of the reference, of shape {value.shape}: the candidate has no such"
         for name, value in named
         if value.is_activation and value.index not in known
     )
@@ -71,17 +54,17 @@ def _exchanged(walk: Walk, results: Results) -> Iterator[WrongResult]:
         if result.reference is right:
             if not result.layout.is_reshape:
                 walk.remarks.append(
-                    f"{_called(names[place])} has its axes in another order than the reference's: "
+                    f"{called(names[place])} has its axes in another order than the reference's: "
                     f"{result.candidate.shape} for {right.shape}"
                 )
             continue
-        other = _called(walk.reference.output_names[found])
+        other = called(walk.reference.output_names[found])
         if results.is_named:
-            message = f"{_called(names[place])} is the reference's {other}"
+            message = f"{called(names[place])} is the reference's {other}"
             yield WrongResult(tape.outputs[place], right, message)
         else:
             walk.remarks.append(
-                f"the results are in another order: {_called(names[place])} of the candidate is "
+                f"the results are in another order: {called(names[place])} of the candidate is "
                 f"{other} of the reference"
             )
 
@@ -111,7 +94,7 @@ def _not_finite_alike(walk: Walk, results: Results) -> Iterator[WrongResult]:
         strange = ~(is_finite(own) & is_finite(right))
         if not strange.any():
             continue
-        name = _called(walk.candidate.output_names[place])
+        name = called(walk.candidate.output_names[place])
         own, right = own[strange], right[strange]
         wrong = (np.isnan(own) != np.isnan(right)) | (np.sign(own) == -np.sign(right))
         if wrong.any():
@@ -136,36 +119,3 @@ def _note_infinities(walk: Walk, name: str, own: np.ndarray, right: np.ndarray) 
     count = int(np.isnan(right).sum())
     if count:
         walk.remarks.append(f"{count} of the numbers of {name} are NaN on both sides")
-
-
-def _other_choices(walk: Walk) -> Iterator[WrongResult]:
-    """Yields integers and truth values that differ; they are paired by name or by place."""
-    own, right = walk.candidate.choices, walk.reference.choices
-    if own.keys() == right.keys():
-        pairs = [(name, own[name], right[name]) for name in own]
-    elif len(own) == len(right):
-        pairs = list(zip(own, own.values(), right.values(), strict=True))
-    else:
-        pairs = []
-        if right:
-            walk.remarks.append(
-                f"integers that the reference returns were not compared: {listed(list(right))}"
-            )
-    for name, value, wanted in pairs:
-        found, expected = np.asarray(walk.array(value)), np.asarray(wanted.data)
-        if found.size != expected.size:
-            message = f"{_called(name)} has the shape {found.shape}, not {expected.shape}"
-            yield WrongResult(value, wanted, message)
-            continue
-        wrong = found.reshape(expected.shape).astype(np.int64) != expected.astype(np.int64)
-        if wrong.any():
-            first = tuple(int(i) for i in np.argwhere(wrong)[0])
-            message = (
-                f"{int(wrong.sum())} of the {wrong.size} integers of {_called(name)} differ: "
-                f"{found.reshape(expected.shape)[first]} in place of {expected[first]}"
-            )
-            yield WrongResult(value, wanted, message)
-
-
-def _called(name: str) -> str:
-    return f"result {name}" if name else "the result"

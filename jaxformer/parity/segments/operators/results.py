@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.result_parts import has_name
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -45,6 +46,26 @@ class Results:
     is_named: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class WrongResult:
+    """A result that is wrong though its numbers are found.
+
+    Attributes:
+        candidate: the result.
+        reference: what it should be.
+        message: what differs.
+    """
+
+    candidate: Value
+    reference: Value
+    message: str
+
+
+def called(name: str) -> str:
+    """Returns what messages call a result, given its path."""
+    return f"result {name}" if name else "the result"
+
+
 def compare_results(walk: Walk) -> Results:
     """Compares all results: each must be an anchor, and the walk finds out why one is none.
 
@@ -62,6 +83,7 @@ def compare_results(walk: Walk) -> Results:
         for match in found
         if match.value is one
     }
+    left = []
     for place, value in enumerate(own):
         others = [m for m in matches[place] if m.value in wanted]
         equal = [m for m in others if m.value is right[place]]
@@ -71,18 +93,29 @@ def compare_results(walk: Walk) -> Results:
         equal = equal or [m for m in others if m.value.index not in taken]
         if equal:
             results.compared[place] = ComparedResult(value, equal[0].value, equal[0].layout)
-            continue
-        other = _counterpart(value, right[place], wanted)
-        if other is None:
-            shapes = ", ".join(str(one.shape) for one in wanted)
-            results.uncompared.append(
-                f"result {place} of shape {value.shape}: the reference gives {shapes}"
-            )
-            continue
-        found = _require(walk, value, other)
-        if found is not None:
-            results.compared[place] = found
-    return results
+            taken.add(equal[0].value.index)
+        else:
+            left.append(place)
+    taken = {result.reference.index for result in results.compared.values()}
+    wrong = {
+        place: one
+        for place in left
+        if (one := right[place]) is not None and one.index not in taken and _may_be(own[place], one)
+    }
+    taken |= {one.index for one in wrong.values()}
+    # What is inside of the reference may be a result of the candidate alone.
+    for place in sorted(left, key=lambda place: bool(matches[place])):
+        value = own[place]
+        free = [one for one in wanted if one.index not in taken]
+        other = wrong.get(place) or _counterpart(value, free)
+        if other is not None:
+            taken.add(other.index)
+            found = _require(walk, value, other)
+            if found is not None:
+                results.compared[place] = found
+        elif not matches[place]:
+            results.uncompared.append(_left(place, value, wanted))
+    return dataclasses.replace(results, compared=dict(sorted(results.compared.items())))
 
 
 def _pair_results(walk: Walk) -> Results:
@@ -90,21 +123,30 @@ def _pair_results(walk: Walk) -> Results:
     wanted, own = walk.reference.outputs, walk.candidate.outputs
     names, own_names = walk.reference.output_names, walk.candidate.output_names
     by_name = dict(zip(names, wanted, strict=True))
-    # Numbers are places in a list.
-    is_named = any(not part.isdigit() for name in names for part in name.split(".") if part)
-    if is_named and len(by_name) == len(names) and sorted(names) == sorted(own_names):
-        return Results(right=[by_name[name] for name in own_names], is_named=True)
+    is_unique = len(by_name) == len(names) and len(set(own_names)) == len(own_names)
+    if is_unique and any(has_name(name) and name in by_name for name in own_names):
+        return Results(right=[by_name.get(name) for name in own_names], is_named=True)
     same_count = len(wanted) == len(own)
     return Results(right=wanted if same_count else [None] * len(own))
 
 
-def _counterpart(value: Value, right: Value | None, wanted: Sequence[Value]) -> Value | None:
-    """Returns the reference's result that one should be: by its place, by size, or in part."""
-    same = [one for one in wanted if one.size == value.size]
-    if right is not None and right in same:
-        return right
-    same = same or [one for one in wanted if _is_last_entry(one.shape, value.shape)]
-    return next(iter(same), None)
+def _counterpart(value: Value, free: Sequence[Value]) -> Value | None:
+    """Returns the reference's result that one should be, of those that no other one is."""
+    possible = [one for one in free if _may_be(value, one)]
+    return next((one for one in possible if one.size == value.size), next(iter(possible), None))
+
+
+def _may_be(value: Value, one: Value) -> bool:
+    """Returns whether a result of the candidate may be one of the reference, by its shape."""
+    return one.size == value.size or _is_last_entry(one.shape, value.shape)
+
+
+def _left(place: int, value: Value, wanted: Sequence[Value]) -> str:
+    """Returns a sentence on a result of the candidate that is none of the reference."""
+    shapes = ", ".join(str(one.shape) for one in wanted) or "no floats"
+    if any(_may_be(value, one) for one in wanted):
+        shapes += ", and nothing more"
+    return f"result {place} of shape {value.shape}: the reference gives {shapes}"
 
 
 def _require(walk: Walk, value: Value, other: Value) -> ComparedResult | None:
