@@ -5,6 +5,7 @@ modules of both sides are known by name, or its operators, where nothing is.
 
 - ``calls/``: what every module of a side was called with and returned; a module run by itself.
 - ``operators/``: every operator of a side, with its values and its line of code, on a *tape*.
+- ``result_parts``: the arrays of a result, and their paths.
 - ``torch_values``: tensors as arrays; models and inputs in other precisions.
 - ``twins``: embeddings that a PyTorch model has several times, as one.
 - ``wide_parameters``: weights that become float64 when they are read.

@@ -8,10 +8,11 @@ something else than the reference's between the same places.
 - ``factors``: two factors of a product that are wrong at once.
 - ``divergences``: a wrong segment, and trials of other arrays in it.
 - ``results``, ``result_checks``: the results: their numbers, and whether they are complete, in
-  their places, finite alike, and the same integers.
+  their places and finite alike; ``choices``: integers and truth values among them.
 - ``constants``: what float32 does to the numbers and tables of a segment.
 - ``effects``: how much of a wrong segment reaches the results.
-- ``unverified``: parameters that nothing shows to be right.
+- ``unverified``: parameters that nothing shows to be right; ``lacking``: those of zeros or ones
+  that the candidate lacks.
 - ``gradients``: the backward passes.
 - ``padding_rows``: the gradients of padding tokens.
 - ``frozen_parameters``: the gradients of what the reference does not train.
