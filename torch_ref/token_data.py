@@ -80,6 +80,11 @@ class TokenSplit:
                     f"{count * kind.itemsize:,}: make the folder again"
                 )
 
+    def __del__(self) -> None:
+        """Closes the files that were read."""
+        for file in self._files.values():
+            file.close()
+
     def __len__(self) -> int:
         """Returns how many ids there are."""
         return self._ends[-1] if self._ends else 0
