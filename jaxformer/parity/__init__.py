@@ -33,7 +33,8 @@ What takes models through the stages:
 - ``pytest_plugin``: the fixture ``jaxformer_parity``.
 
 What all stages share: ``findings`` (a difference, a node, a root cause, as plain data),
-``tolerance`` (the line between rounding and a bug), ``words`` (how messages write numbers).
+``tolerance`` (the line between rounding and a bug), ``words`` (how messages write numbers),
+``cores`` (work on large arrays, shared among the cores).
 
 torch is imported only inside functions of this package; it comes with the extra ``torch``.
 """

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxformer.parity.cores import share
+
 # Above this number of axes the permutations are too many.
 MOST_AXES = 6
 SAMPLES = 64
@@ -290,10 +292,15 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     if one.size > CHUNK and one.shape == other.shape:
         if one.shape[0] == 1:
             return distance(one[0], other[0])
-        rows = max(1, CHUNK * one.shape[0] // one.size)
-        starts = range(0, one.shape[0], rows)
-        return max(distance(one[i : i + rows], other[i : i + rows]) for i in starts)
+        return max(share(len(one), one.size, lambda rows: _largest_of(one[rows], other[rows])))
     return _distance(one, other)
+
+
+def _largest_of(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns the largest distance of some rows of two arrays."""
+    rows = max(1, CHUNK * len(one) // one.size)
+    starts = range(0, len(one), rows)
+    return max(distance(one[i : i + rows], other[i : i + rows]) for i in starts)
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.cores import widened
 from jaxformer.parity.matching.operators.content import fingerprint, fingerprints_of_parts
 from jaxformer.parity.matching.operators.layouts import Layout, find_layout, nearest_layout
 from jaxformer.parity.matching.operators.values import largest
@@ -215,7 +216,7 @@ def in_reference_numbers(
 
 
 def _reader(source: np.ndarray, layout: Layout) -> Callable[[], np.ndarray]:
-    return lambda: layout.apply(source.astype(np.float64))
+    return lambda: layout.apply(widened(source))
 
 
 def buffers_with_gradients(module: Any, targets: Mapping[str, np.ndarray]) -> list[str]:

@@ -5,11 +5,13 @@ found is then compared number by number.
 """
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from jaxformer.parity.cores import share
 from jaxformer.parity.matching.operators.layouts import (
     INFINITE,
     Compared,
@@ -74,14 +76,20 @@ def moments(array: np.ndarray) -> np.ndarray:
 
 def _sums(flat: np.ndarray) -> tuple[float, float, float, float]:
     """Returns the highest and the lowest number, their sum, and the sum of their squares."""
-    found = []
+
+    def of_chunks(part: slice) -> list[tuple[float, float, float, float]]:
+        found = []
+        with np.errstate(all="ignore"):
+            for first in range(part.start, part.stop, CHUNK):
+                chunk = flat[first : min(first + CHUNK, part.stop)]
+                # Not np.dot, whose threads would wait for each other.
+                squares = np.einsum("i,i->", chunk, chunk)
+                found.append((chunk.max(), chunk.min(), chunk.sum(), squares))
+        return found
+
+    chunks = itertools.chain.from_iterable(share(flat.size, flat.size, of_chunks))
+    columns = np.array(list(chunks)).T
     with np.errstate(all="ignore"):
-        for first in range(0, flat.size, CHUNK):
-            part = flat[first : first + CHUNK]
-            # Not np.dot, whose threads would wait for each other.
-            squares = np.einsum("i,i->", part, part)
-            found.append((part.max(), part.min(), part.sum(), squares))
-        columns = np.array(found).T
         highest, lowest = columns[0].max(), columns[1].min()
         return float(highest), float(lowest), float(columns[2].sum()), float(columns[3].sum())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.cores import copy_to, widened
 from jaxformer.parity.recording.operators.graph import LARGE
 from jaxformer.parity.recording.operators.references import computed_attributes
 from jaxformer.parity.recording.torch_values import (
@@ -56,11 +57,11 @@ class Weight:
 
     def read(self) -> np.ndarray:
         """Returns its numbers as an array of their own."""
-        return self._narrow.astype(np.float64)
+        return widened(self._narrow)
 
     def fill(self) -> None:
         """Puts the numbers into the memory."""
-        np.copyto(self._array, self._narrow, casting="unsafe")
+        copy_to(self._array, self._narrow)
 
     def empty(self) -> None:
         """Gives the memory back, until it is filled again."""
