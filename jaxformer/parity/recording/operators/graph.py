@@ -25,7 +25,7 @@ MOST_STEPS = 12
 # Smaller arrays are kept.
 LARGE = 1 << 18
 # Of arrays that were made again, or may be: the last ones that take so much memory are kept.
-MOST_BYTES = 1 << 27
+MOST_BYTES = 1 << 28
 # Of a sum that takes the memory of what it adds, so many numbers are added at once.
 ADDED_AT_ONCE = 1 << 18
 
