@@ -1,11 +1,12 @@
 """Shares work on large arrays among the cores: numpy computes with one, and waits for memory."""
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def share(count: int, size: int, work: Callable[[slice], T]) -> list[T]:
     if parts < 2 or getattr(_thread, "has_share", False):
         return [work(slice(0, count))]
     ends = [count * n // parts for n in range(parts + 1)]
-    first, *others = (slice(*pair) for pair in zip(ends, ends[1:], strict=False))
+    first, *others = (slice(*pair) for pair in itertools.pairwise(ends))
     waiting = [_pool().submit(work, part) for part in others]
     return [work(first), *(one.result() for one in waiting)]
 

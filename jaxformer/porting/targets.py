@@ -1,6 +1,5 @@
 """Where a port writes: the path, its format, and the dialect whose names the arrays get."""
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from jaxformer.errors import UsageError
 from jaxformer.porting.dialects import HUGGING_FACE, find_dialect
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
-from jaxformer.porting.mapping.plans import Plan, plan_export
+from jaxformer.porting.mapping.plans import CannotHoldError, Plan, plan_export
 from jaxformer.porting.peft import has_adapters, merge_plan, plan_adapter
 from jaxformer.porting.writers import FOLDERS, Format
 
@@ -190,12 +189,18 @@ def _export_to_first(plan: Plan, names: Sequence[str], *, is_published: bool) ->
     export = functools.partial(plan_export, plan.module, plan.tensors, is_published=is_published)
     if len(names) == 1:
         return export(find_dialect(names[0]), origin=plan.origin)
+    nearest: CannotHoldError | None = None
     for name in names:
-        with contextlib.suppress(UsageError):
+        try:
             return export(find_dialect(name))
+        except CannotHoldError as error:
+            if nearest is None or error.distance < nearest.distance:
+                nearest = error
+        except UsageError:
+            continue  # it has no class of such a kind
     raise UsageError(
-        f"none of {', '.join(names)} computes what this {plan.origin.kind} does: --as NAME says "
-        "why one cannot"
+        f"no model type of Hugging Face computes what this {type(plan.module).__name__} does"
+        + (f"; the nearest: {nearest}" if nearest else "")
     )
 
 

@@ -184,7 +184,10 @@ def _sines_and_cosines() -> Buffer:
     """Returns the table (max_length, H) that RoFormer keeps among its parameters."""
 
     def values(module: TransformerLM, shape: Shape | None) -> np.ndarray | None:
-        cos, sin = rotaries(module)[0].tables()
+        found = rotaries(module)
+        if not found:
+            return None
+        cos, sin = found[0].tables()
         return np.concatenate((sin, cos), axis=1)
 
     def install(module: TransformerLM, array: np.ndarray) -> None:

@@ -25,6 +25,20 @@ from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.transfer import Tensors, export_tensors, import_tensors
 
 
+class CannotHoldError(UsageError):
+    """A dialect has no class that computes what a module does.
+
+    Args:
+        text: the message.
+        distance: between the module and the nearest class: whether this cannot be built, how many
+            parameters have no place in it, and how many differences there are.
+    """
+
+    def __init__(self, text: str, distance: tuple[bool, int, int]):
+        super().__init__(text)
+        self.distance = distance
+
+
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """Where a module was imported from, so that it can be exported as it was.
@@ -128,7 +142,9 @@ def plan_export(
         is_published: whether the arrays are to lie as in files; they do if they came so.
 
     Raises:
-        UsageError: the dialect has no class that computes the same; all differences are listed.
+        CannotHoldError: the dialect has no class that computes the same; all differences are
+            listed.
+        UsageError: it has no class of such a kind.
     """
     candidates = dialect.for_module(module)
     if origin is not None and origin.dialect.name == dialect.name:
@@ -162,10 +178,11 @@ def plan_export(
         attempts.append(
             ((cannot_be_built, len(unmatched), len(problems)), problems, module_mapping)
         )
-    _, problems, module_mapping = min(attempts, key=lambda attempt: attempt[0])
-    raise UsageError(
+    distance, problems, module_mapping = min(attempts, key=lambda attempt: attempt[0])
+    raise CannotHoldError(
         f"{dialect.name}'s {module_mapping.source[0]} cannot hold this {type(module).__name__}: "
-        + "; ".join(problems)
+        + "; ".join(problems),
+        distance,
     )
 
 
