@@ -24,6 +24,8 @@ RECORDS_AT_ONCE = 256
 RECORDS = re.compile(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", re.IGNORECASE)
 # What is taken of a dataset on the hub, where other files explain it.
 READABLE = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$", re.IGNORECASE)
+# JSON may write half a surrogate pair, which is no character, and Python reads it.
+MAY_BE_HALF_A_PAIR = re.compile(rb"\\u[dD]|\xed")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@.*)?")
 
 
@@ -149,6 +151,10 @@ class Source:
                     record = json.loads(line)
                 except (ValueError, RecursionError):
                     raise TextError(f"line {number} of {self.path} is no JSON") from None
+                if MAY_BE_HALF_A_PAIR.search(line) and not _is_text(record):
+                    raise TextError(
+                        f"line {number} of {self.path} has half a surrogate pair and is no text"
+                    )
                 yield number, record
 
     def _columns(self, advance: Callable[[int], None]) -> Iterator[str]:
@@ -282,6 +288,15 @@ def _cut_stream(blocks: Iterator[str], split: str) -> Iterator[Part]:
             text, begins = text[end:], False
     if text:
         yield Part(Piece(text, before), split, begins, True)
+
+
+def _is_text(record: Any) -> bool:
+    """Returns whether all strings of a record can be written."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _arrow_files(folder: Path) -> list[Path]:

@@ -329,6 +329,12 @@ def test_what_cannot_work_is_rejected(made, tmp_path, capsys):
         ("a.jsonl", b'{"text": "a"}\nno json\n', ["line 2", "no JSON"]),
         ("a.jsonl", b'{"body": "a"}\n', ["line 1", "has no 'text'", "--field"]),
         ("a.jsonl", b'{"text": 3}\n', ["line 1", "no text"]),
+        (
+            "a.jsonl",
+            b'{"text": "\\ud83d\\ude00"}\n{"text": "\\ud83d half"}\n',
+            ["line 2", "has half a surrogate pair"],
+        ),
+        ("a.jsonl", b'{"text": "\xed\xa0\xbd half"}\n', ["line 1", "has half a surrogate pair"]),
         ("a.jsonl.gz", b"no gzip", ["is damaged"]),
         ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-20], ["cut short"]),
         ("a.jsonl.zst", zstandard.compress(RECORDS)[:-9], ["cut short"]),
