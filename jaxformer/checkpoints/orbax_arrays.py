@@ -4,7 +4,9 @@ import collections
 import contextlib
 import copy
 import functools
+import logging
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,7 @@ def _handler(control_plane: ControlPlane | None) -> Any:
     import orbax.checkpoint as ocp
 
     _patch_tensorstore_leak()
+    _say_errors_once()
     return ocp.PyTreeCheckpointHandler(multiprocessing_options=_process_options(control_plane))
 
 
@@ -246,6 +249,23 @@ def _process_options(control_plane: ControlPlane | None) -> Any:
         return ocp.options.MultiprocessingOptions(primary_host=0)
     own = jax.process_index()
     return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+
+
+@functools.cache
+def _say_errors_once() -> None:
+    """Keeps from the screen what else is said of a save that fails, once in this process.
+
+    Orbax logs each error that it raises, with the stack. It closes the event loop of the save, and
+    TensorStore, which tells that loop of each array that is written, prints that it is closed.
+    """
+    logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.msg)
+    show = sys.unraisablehook
+
+    def show_unless_late(found: Any) -> None:
+        if found.exc_type is not RuntimeError or str(found.exc_value) != "Event loop is closed":
+            show(found)
+
+    sys.unraisablehook = show_unless_late
 
 
 @functools.cache

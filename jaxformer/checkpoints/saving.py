@@ -32,7 +32,12 @@ from jaxformer.storage import durable_files as files
 BYTES_PER_ARRAY = 2048
 BYTES_PER_SAVE = 64 * 1024
 FULL = "No space left on device"
-HINTS = {FULL: "free some", "Permission denied": "make it writable"}
+HINTS = {
+    FULL: "free some",
+    "Permission denied": "make it writable",
+    "File too large": "raise the limit of a file's size (ulimit -f)",
+    "Disk quota exceeded": "free some",
+}
 # How often a failed save's folder is removed, and the seconds between two attempts.
 ATTEMPTS, PAUSE = 20, 0.05
 

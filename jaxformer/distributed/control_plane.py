@@ -22,7 +22,13 @@ SECONDS = 7 * 24 * 3600
 MILLISECONDS = 1000 * SECONDS
 NUMBERS = itertools.count()
 # The causes that the text of an error may name; TensorStore has one class for all its errors.
-SYSTEM_REASONS = ("No space left on device", "Permission denied", "Read-only file system")
+SYSTEM_REASONS = (
+    "No space left on device",
+    "Permission denied",
+    "Read-only file system",
+    "File too large",
+    "Disk quota exceeded",
+)
 
 
 class ControlPlane:

@@ -48,6 +48,30 @@ def held(monkeypatch):
     go_on.set()
 
 
+SAVE_UNDER_A_LIMIT = """
+import resource, sys
+import numpy as np
+from jaxformer.checkpoints import CheckpointFolder
+from jaxformer.errors import ResourceError
+random = np.random.default_rng(0)
+group = {f"array.{n}": random.random(9_000) for n in range(30)}
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+folder = CheckpointFolder(sys.argv[1])
+try:
+    folder.save(1, {"parameters": group, "step": np.int32(1)}, {"config": {}, "val_loss": None})
+    folder.wait()
+except ResourceError as error:
+    print(error)
+"""
+
+
+def test_a_save_of_many_arrays_that_fails_says_so_once(tmp_path):
+    command = [sys.executable, "-c", SAVE_UNDER_A_LIMIT, tmp_path / "checkpoints"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"could not save .*1: File too large: raise the limit .*\n", ended.stdout)
+    assert ended.stderr == ""
+
+
 def test_training_goes_on_while_a_save_is_written(folder, held):
     folder.save(8, make_arrays(8), ABOUT, keep=1)
     assert folder.steps() == [7], "nothing is removed, and nothing counts, before it is written"
