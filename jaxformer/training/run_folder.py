@@ -30,8 +30,9 @@ class RunFolder:
         resume: whether to continue with the run that is there.
 
     Attributes:
-        resumed: whether there is a checkpoint to continue from. A run that was cut off before its
-            first checkpoint starts over.
+        resumed: whether there is a checkpoint to continue from.
+        starts_over: whether there is a run to continue, and no checkpoint of it: it was cut off
+            before its first one, or somebody has removed them.
 
     Raises:
         UsageError: the folder holds a run and ``resume`` is False.
@@ -49,6 +50,7 @@ class RunFolder:
         self._copied: list[Path] = []
         self._lock: TextIO | None = None
         self.resumed = processes.on_primary(lambda: self._claim(resume))
+        self.starts_over = resume and not self.resumed
         if self.resumed:
             check_shared(self.checkpoints.folder)
 

@@ -114,6 +114,11 @@ def start_run(
     else:
         state, notes = first_state(experiment, strategy, dtypes, dtype_cast)
         warnings = processes.on_primary(folder.checkpoints.tidy)
+    if folder.starts_over:
+        warnings.append(
+            f"{folder.path} has no checkpoint: the run starts over at step 0, and what its "
+            "metrics.jsonl and samples.jsonl have is replaced"
+        )
     notes += [] if dtype_cast is None else dtype_cast.notes()
     step = int(strategy.fetch(state.step))
     folder.begin(config, experiment.files)

@@ -205,11 +205,14 @@ def test_a_killed_save_is_cleared_away_and_reported(whole, capsys):
     assert "steps: 30 -> 31" in out
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_over(whole, whole_text):
+def test_a_run_killed_before_its_first_checkpoint_starts_over(whole, whole_text, capsys):
     shutil.copytree(whole, "run")
     shutil.rmtree("run/checkpoints")
     assert resume("run") == 0
     same_run("run", whole)
+    assert (
+        "warning: run has no checkpoint: the run starts over at step 0" in capsys.readouterr().out
+    )
 
 
 def test_resuming_a_finished_run_changes_nothing_but_the_picture(whole):
