@@ -5,9 +5,9 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -142,6 +142,33 @@ def read_settings(arguments: Sequence[str]) -> TrainConfig:
     settings = PRESETS[preset_name(arguments)]()
     file = peek(arguments, "--config")
     return settings if file is None else read_toml(Path(file), settings)
+
+
+class Effect(NamedTuple):
+    """When some flags have an effect.
+
+    Attributes:
+        flags: their names.
+        is_there: whether the other settings give them one.
+        lack: what else they have none, such as "without --lora-rank".
+    """
+
+    flags: Sequence[str]
+    is_there: bool
+    lack: str
+
+
+def check_effects(arguments: Sequence[str], effects: Iterable[Effect]) -> None:
+    """Rejects flags that are given and have no effect.
+
+    Raises:
+        UsageError: one has none.
+    """
+    given = {argument.partition("=")[0] for argument in arguments}
+    for flags, is_there, lack in effects:
+        for flag in flags:
+            if flag in given and not is_there:
+                raise UsageError(f"{flag} has no effect {lack}")
 
 
 def run_folder(arguments: Sequence[str]) -> Path:

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import check_effects, parse
 from jaxformer.cli.sample_models import build_model, load_draft, read_check
-from jaxformer.cli.sample_options import SampleOptions, parse_ids
+from jaxformer.cli.sample_options import SampleOptions, effects, parse_ids
 from jaxformer.errors import TextError, UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def run(arguments: Sequence[str]) -> None:
             ids.
     """
     options: SampleOptions = parse(SampleOptions, "jaxformer sample", arguments)
+    check_effects(arguments, effects(options))
 
     from jaxformer.config import EncoderDecoderConfig
     from jaxformer.data.text_generation import encode_chat, encode_prompt, encode_source

@@ -8,7 +8,7 @@ from typing import Literal
 import tyro
 
 from jaxformer.checks import FLOAT32_MAX, check_integers
-from jaxformer.cli.arguments import Switch
+from jaxformer.cli.arguments import Effect, Switch
 
 # Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
 MIN_VALUE = 1e-6
@@ -115,6 +115,16 @@ class SampleOptions:
         if self.chat and not self.prompt:
             raise ValueError("--chat needs --prompt: the message to the model")
         parse_ids(self.prompt_ids)
+
+
+def effects(options: SampleOptions) -> list[Effect]:
+    """Returns which flags have an effect only beside others."""
+    chance = ("--temperature", "--top-k", "--top-p")
+    return [
+        Effect(["--rows"], options.prompts is not None, "without --prompts"),
+        Effect(["--draft-tokens"], options.draft is not None, "without --draft"),
+        Effect(chance, not options.greedy, "with --greedy"),
+    ]
 
 
 def parse_ids(text: str) -> list[int]:

@@ -102,6 +102,13 @@ def test_the_entry_points_are_the_same_command():
         ("--ignore head", ["--ignore goes with --init-from"]),
         ("--cast", ["--cast goes with --init-from or --resume"]),
         ("--tracker nosuch", ["nosuch", "tensorboard"]),
+        ("--lora-alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
+        ("--lora-targets=o_proj", ["--lora-targets has no effect without --lora-rank"]),
+        ("--decay-share 0.5", ["--decay-share has no effect but with --schedule wsd"]),
+        (
+            "--data tiny-shakespeare --encoding latin-1",
+            ["--encoding has no effect but on a text file"],
+        ),
     ],
 )
 def test_wrong_settings_are_refused(refuse, text, flags, words):

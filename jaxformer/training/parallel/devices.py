@@ -33,7 +33,12 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
             jax.config.update("jax_num_cpu_devices", wanted)
     here = len(jax.local_devices())
     if count is not None and count > here:
-        raise DeviceError(f"--devices {count}: this process has {here}")
+        if jax.default_backend() != "cpu" or is_set or count <= cores:
+            raise DeviceError(f"--devices {count}: this process has {here}")
+        raise DeviceError(
+            f"--devices {count}: a CPU has as many devices as cores, here {cores}; XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={count} makes as many as are wanted"
+        )
     return [
         device
         for process in range(jax.process_count())
