@@ -93,7 +93,7 @@ class TokenIdsDataset:
         block_size: T, in tokens.
 
     Raises:
-        TextError: the data holds no whole window.
+        TextError: the data holds no whole window, or no integers.
 
     >>> inputs, targets = TokenIdsDataset(np.arange(5), 3)[1]
     >>> inputs.tolist(), targets.tolist()
@@ -101,6 +101,8 @@ class TokenIdsDataset:
     """
 
     def __init__(self, data: np.ndarray, block_size: int):
+        if np.asarray(data).dtype.kind not in "iu":
+            raise TextError(f"ids of tokens are integers: got {np.asarray(data).dtype}")
         if len(data) <= block_size:
             raise TextError(
                 f"a window of {block_size} tokens and its successor need {block_size + 1}: "

@@ -174,6 +174,9 @@ def stream_samples(
     )  # fmt: skip
     if not greedy and None in keys:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
+    for key in keys:
+        if isinstance(key, int) and not greedy:
+            raise ValueError(f"key must be a random key: pass key=jax.random.key({key})")
     definition, parameters = split(model)
     dtype = jnp.dtype(
         parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype

@@ -154,10 +154,13 @@ class Dropout(nnx.Module):
     where it would be a tracer).
 
     Raises:
-        ValueError: training mode, a rate above zero, and neither key nor mask.
+        ValueError: the rate is not in [0, 1). Or, when it is called: training mode, a rate above
+            zero, and neither key nor mask.
     """
 
     def __init__(self, rate: float):
+        if not 0 <= rate < 1:
+            raise ValueError(f"the rate of dropout must be in [0, 1): got {rate}")
         self.rate = rate
         self.deterministic = False
         self.key: Array | None = nnx.data(None)

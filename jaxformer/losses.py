@@ -17,7 +17,8 @@ def cross_entropy(
     """Returns the mean of -log softmax(logits)[target] over the targets that ``mask`` keeps.
 
     In nats per token, in float32 or wider. With no target kept the result is 0, where torch's is
-    NaN; torch has ``ignore_index`` in place of the mask.
+    NaN; torch has ``ignore_index`` in place of the mask. Targets are ids in [0, V), also where the
+    mask drops them; others are not noticed.
     """
     losses = token_losses(logits, targets)
     if mask is None:

@@ -244,6 +244,8 @@ def test_sampling_needs_a_key():
     model, _ = pair("none")
     with pytest.raises(ValueError, match="sampling needs a key"):
         generation.generate(model, prompts(), 4)
+    with pytest.raises(ValueError, match=r"must be a random key: pass key=jax.random.key\(3\)"):
+        generation.generate(model, prompts(), 4, key=3)
 
 
 @pytest.mark.tier("full")

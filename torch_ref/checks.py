@@ -50,12 +50,14 @@ def _is_of_type(value: Any, hint: Any) -> bool:
 
 
 def check_is_integer(name: str, value: Any) -> None:
-    """Checks that a value is an integer of some type, numpy's included.
+    """Checks that a value is an integer of some type, numpy's included, and no truth value.
 
     Raises:
         ValueError: it is none.
     """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be an integer: got {value!r:.80}") from None
@@ -74,10 +76,15 @@ def check_integers(config: Any, *names: str) -> None:
 
 
 def check_numbers(config: Any) -> None:
-    """Checks that every number of a config is finite in float32, and every integer in int32."""
+    """Checks that every number of a config is finite in float32, and every integer in int32.
+
+    A setting that is an integer must be one: neither 4.0 nor True is.
+    """
     check_integers(config, *(field.name for field in fields(config)))
     for field in fields(config):
         value = getattr(config, field.name)
+        if field.type in (int, int | None) and value is not None:
+            check_is_integer(field.name, value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{field.name} must be finite: got {value}")
         if isinstance(value, float) and abs(value) > FLOAT32_MAX:

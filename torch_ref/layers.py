@@ -40,10 +40,15 @@ class Dropout(nn.Module):
     The mask is ``keep_mask`` where a test has put one there (boolean, True = keep), else drawn
     from the ``generator`` that ``seed_dropout`` gave it, else from torch's global one. Neither is
     part of the state dict.
+
+    Raises:
+        ValueError: the rate is not in [0, 1).
     """
 
     def __init__(self, rate: float):
         super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"the rate of dropout must be in [0, 1): got {rate}")
         self.rate = rate
         self.generator: torch.Generator | None = None
         self.keep_mask: torch.Tensor | None = None

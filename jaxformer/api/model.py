@@ -1,5 +1,6 @@
 """``Model``: a module with its tokenizer, which writes text and is saved in any format."""
 
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -233,6 +234,8 @@ def load(path: str | Path, **options: Any) -> Model:
         UsageError: its dialect or a setting is unknown, or it holds a part of a model alone.
         ResourceError: it cannot be read.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"give the path of a file or a folder: got {type(path).__name__}")
     checkpoint = open_checkpoint(path, **options)
     check_patterns(checkpoint)
     for warning in checkpoint.raw.warnings:

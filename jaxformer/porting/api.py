@@ -1,6 +1,7 @@
 """``from_torch`` and ``to_torch``: a PyTorch module as an NNX module, and back, in memory."""
 
 import dataclasses
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,6 +73,11 @@ def import_plan(
 ) -> Plan:
     """Returns the plan by which ``from_torch`` imports a PyTorch module, or arrays."""
     module = _unwrapped(source) if hasattr(source, "state_dict") else None
+    if module is None and not isinstance(source, Mapping):
+        raise UsageError(
+            f"give a torch.nn.Module, or arrays by name (a state dict): got {type(source).__name__}"
+            + (": jaxformer.load reads files" if isinstance(source, str | os.PathLike) else "")
+        )
     tensors = to_stored_tensors(source if module is None else module.state_dict())
     kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
     settings = _as_mapping(config)
@@ -129,6 +135,8 @@ def export_plan(
     module: Any, dialect: str | None = None, parameters: Parameters | None = None
 ) -> Plan:
     """Returns the plan by which ``to_torch`` exports a module, with these or its own parameters."""
+    if not isinstance(module, nnx.Module):
+        raise UsageError(f"give an NNX module of jaxformer: got {type(module).__name__}")
     origin = _ORIGINS.get(module)
     if dialect is None:
         found = find_dialect("torch_ref") if origin is None else origin.dialect

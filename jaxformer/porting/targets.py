@@ -18,6 +18,7 @@ from jaxformer.porting.writers import FOLDERS, Format
 CERTIFICATE = "certificate.json"
 # Dialects whose models hold adapters beside their weights; for all others these are merged.
 WITH_ADAPTERS = ("jaxformer", "torch_ref")
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 TRANSFORMERS_FORMATS = ("huggingface", "peft")
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Files of models that jaxformer does not write; a folder may have any other name.
@@ -68,8 +69,12 @@ def choose_target(
         settings: ``dialect``, ``dtype`` and ``weights_only`` of ``PortTarget``.
 
     Raises:
-        UsageError: ``to`` and the suffix do not agree, or something is there already.
+        UsageError: ``to`` and the suffix do not agree, something is there already, or weights are
+            not kept in such a dtype.
     """
+    dtype = settings.get("dtype")
+    if dtype is not None and dtype not in WEIGHT_DTYPES:
+        raise UsageError(f"dtype must be one of {', '.join(WEIGHT_DTYPES)}: got {dtype!r}")
     kind = _choose_format(path, to)
     certificates = [path.with_name(f"{path.name}.{CERTIFICATE}")] if kind not in FOLDERS else []
     if certificate is not None:

@@ -281,3 +281,29 @@ def test_an_encoder_and_decoder_writes_what_transformers_writes(tmp_path):
         model.generate("text")
     with pytest.raises(UsageError, match="does not say what its targets begin with"):
         jf.Model(model.module).generate(ids, 3)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 2.0])
+def test_a_rate_of_dropout_is_below_one(rate):
+    with pytest.raises(ValueError, match=rf"must be in \[0, 1\): got {rate}"):
+        jf.Dropout(rate)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: jf.from_torch(None), r"arrays by name \(a state dict\): got NoneType$"),
+        (lambda: jf.from_torch("gpt2"), "got str: jaxformer.load reads files"),
+        (lambda: jf.to_torch(None), "give an NNX module of jaxformer: got NoneType"),
+        (lambda: jf.load(None), "give the path of a file or a folder: got NoneType"),
+    ],
+)
+def test_what_is_no_model_is_rejected(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_weights_are_saved_in_no_unknown_dtype(gpt, tmp_path):
+    with pytest.raises(UsageError, match=r"dtype must be one of float32, .*: got 'int8'"):
+        jf.Model(gpt).save(tmp_path / "model.pt", dtype="int8")
+    assert not (tmp_path / "model.pt").exists()

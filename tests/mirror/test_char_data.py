@@ -108,6 +108,8 @@ def test_a_dataset_without_a_whole_window_is_an_error():
     assert len(TokenIdsDataset(np.arange(6), 5)) == 1
     with pytest.raises(TextError, match="need 6: got 5"):
         TokenIdsDataset(np.arange(5), 5)
+    with pytest.raises(TextError, match="ids of tokens are integers: got float64"):
+        TokenIdsDataset(np.arange(9.0), 5)
 
 
 @pytest.mark.parametrize("context_length", [1, 8, 63])

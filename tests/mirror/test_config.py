@@ -72,6 +72,13 @@ MAY_BE_ZERO = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("value", [2.0, True])
+@pytest.mark.parametrize("name", ["num_layers", "d_model", "num_heads", "head_dim", "vocab_size"])
+def test_an_integer_must_be_one(name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be an integer: got {value}"):
+        build(TransformerLMConfig, **{name: value})
+
+
 @pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=lambda x: getattr(x, "__name__", x))
 def test_zero_is_refused_where_it_makes_no_sense(cls, name):
     if name in MAY_BE_ZERO or name.endswith("_dropout"):
