@@ -7,7 +7,7 @@ found is then compared number by number.
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from jaxformer.parity.matching.operators.layouts import (
     find_layout,
     is_finite,
 )
-from jaxformer.parity.recording.operators.graph import Value, same_numbers
+from jaxformer.parity.recording.operators.graph import Value, first_shape, same_numbers
 from jaxformer.parity.tolerance import allowed_error
 
 # How far sums of equal values may be apart: many times what single numbers may.
@@ -151,9 +151,15 @@ class Index:
         return self.is_finite(value) and self.moments_of(value)[5] == 0
 
     def twins(self, value: Value) -> list[Match]:
-        """Returns the values of the reference that equal one of them, which is one of these."""
-        array = value.data
-        return self.find(array, own=self.moments_of(value), read={value.index: array})
+        """Returns the values of the reference that equal one of them, and are made otherwise.
+
+        Neither it nor what is the same in another shape is among them.
+        """
+        own = self.moments_of(value)
+        first = first_shape(value)
+        near = [one for one in self._near(own, value.size) if first_shape(one) is not first]
+        # A large weight is in memory only while it is read.
+        return self._equal(near, value.data, own) if near else []
 
     def find(
         self,
@@ -161,7 +167,6 @@ class Index:
         allowed: float = 0.0,
         slack: float = 1.0,
         own: np.ndarray | None = None,
-        read: Mapping[int, np.ndarray] | None = None,
     ) -> list[Match]:
         """Returns the values that an array equals, in the order of the reference's run.
 
@@ -170,23 +175,31 @@ class Index:
             allowed: the largest difference, of scale; default what rounding allows.
             slack: how many times further apart the sums may be.
             own: the array's moments, if they are known.
-            read: arrays of values of the reference that are there, by the values' index.
         """
-        among = self._by_size.get(array.size, ())
-        if not among:
+        if not self._by_size.get(array.size):
             return []
         own = moments(array) if own is None else own
-        size = own[1] or 1.0
-        rows = self._moments_of_size(array.size)
-        near = (rows[:, 0] == own[0]) & (np.abs(rows - own).max(1) <= slack * SUMS_ALLOWED * size)
+        near = self._near(own, array.size, slack)
+        return self._equal(near, array, own, allowed)
+
+    def _near(self, own: np.ndarray, size: int, slack: float = 1.0) -> list[Value]:
+        """Returns the values of one size whose moments are near to these."""
+        among, rows = self._by_size[size], self._moments_of_size(size)
+        limit = slack * SUMS_ALLOWED * (own[1] or 1.0)
+        near = (rows[:, 0] == own[0]) & (np.abs(rows - own).max(1) <= limit)
+        return [among[place] for place in np.flatnonzero(near)]
+
+    def _equal(
+        self, near: Sequence[Value], array: np.ndarray, own: np.ndarray, allowed: float = 0.0
+    ) -> list[Match]:
+        """Returns those of some values that an array equals; see ``find``."""
         found: list[Match] = []
         known: Compared | None = None
         # Each is read once: it may have to be made again. Most of them are views of one array.
-        read = dict(read or {})
-        for place in np.flatnonzero(near):
-            value = among[place]
+        read: dict[int, np.ndarray] = {}
+        for value in near:
             data = read[value.index] = value.data_beside(read)
-            limit = allowed * size if allowed else allowed_error(float(rows[place, 1]))
+            limit = allowed * (own[1] or 1.0) if allowed else allowed_error(self.largest(value))
             layout = find_layout(data, array, limit, known)
             if layout is not None:
                 found.append(Match(value, *layout))

@@ -14,7 +14,7 @@ import numpy as np
 from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.layouts import nearest_layout
 from jaxformer.parity.matching.operators.moved_scales import unscaled
-from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value, first_shape
 
 # What an operator does with a parameter, in both frameworks' words. Products and sums number by
 # number are left out: they can be taken in another order, with other values in between.
@@ -139,11 +139,11 @@ class WeightUses:
 
     def _first_twin(self, value: Value) -> int:
         """Returns the first value of the reference with the numbers of one of its weights."""
+        value = first_shape(value)
         if value.index not in self._first:
             twins = self._anchors.index.twins(value)
-            self._first[value.index] = min(
-                (m.value.index for m in twins if m.value.is_weight), default=value.index
-            )
+            indices = [value.index, *(m.value.index for m in twins if m.value.is_weight)]
+            self._first[value.index] = min(indices)
         return self._first[value.index]
 
     def _ambiguous(self) -> set[int]:

@@ -244,6 +244,13 @@ def same_numbers(value: Value) -> Value | None:
     return None
 
 
+def first_shape(value: Value) -> Value:
+    """Returns the value from which operators of layout alone have made another, or itself."""
+    while (source := same_numbers(value)) is not None:
+        value = source
+    return value
+
+
 def region_before(
     ends: Iterable[Value], is_boundary: Callable[[Value], bool]
 ) -> tuple[list[Operator], list[Value]]:
