@@ -1,5 +1,7 @@
 """A diagnosis says what is true of the two sides, and nothing that only happens to fit."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,14 +58,16 @@ def test_a_forgotten_scale_is_no_rotation():
 
 def test_a_factor_of_zeros_and_ones_is_no_activation_function():
     def right(self, x, y):
-        z = self.layer(x)
-        return y * torch.tanh(z) ** 2 + 0.5 * (1 - y) * torch.sin(z) ** 2
+        z = self.layer(x).sigmoid()
+        losses = y * (0.9 - z).relu() ** 2 + 0.5 * (1 - y) * (z - 0.1).relu() ** 2
+        return z, losses.sum()
 
     def port(params, x, y):
-        z = linear(params, x)
-        return y * jnp.tanh(z) ** 2 + (1 - y) * jnp.sin(z) ** 2
+        z = jax.nn.sigmoid(linear(params, x))
+        losses = y * jax.nn.relu(0.9 - z) ** 2 + (1 - y) * jax.nn.relu(z - 0.1) ** 2
+        return z, losses.sum()
 
-    found = diagnoses(Linear(right), port, FLOATS, np.eye(8)[:4])
+    found = diagnoses(Linear(right), port, FLOATS[0], np.eye(8)[:4])
     assert len(found) == 1
     assert "0.5" in found[0]
 
@@ -169,7 +173,11 @@ def test_what_has_no_line_is_named_by_the_line_that_reads_it():
     ("right", "own", "text"),
     [
         # Half of the number of rows in the mean would be right too.
-        (lambda y: 4 * y.tanh().mean(1), lambda y: 2 * jnp.tanh(y).mean(1), "2 in mul must be 4"),
+        (
+            lambda y: y[0].tanh().sum() / 4 * 4,
+            lambda y: jnp.tanh(y[0]).sum(-1).mean() * 2,
+            "the number 2 in mul must be 4",
+        ),
         (
             lambda y: torch.tanh(y) * 1.5,
             lambda y: jnp.tanh(y).clip(max=0.5) * 1.5,
@@ -181,10 +189,10 @@ def test_what_has_no_line_is_named_by_the_line_that_reads_it():
             "the number 0.4 in min must be 0.3",
         ),
         (
-            # What is between them is a known value.
-            lambda y: torch.cumsum(y, -1)[..., :-1] * y[..., 1:],
-            lambda y: jnp.cumsum(y, -1)[..., 1:] * y[..., 1:],
-            "its entries along axis 2 are shifted by -1",
+            # What is between the two is a known value.
+            lambda y: (y - y.cumsum(2)) ** 2 - (y - y.flip(0)) ** 2,
+            lambda y: (y - y.cumsum(2)) ** 2 - (y.cumsum(2) - y[::-1]) ** 2,
+            "sub reads the cumsum of the model; it must read the add of layer",
         ),
         (
             lambda y: y.tanh().sin() * torch.nn.functional.silu(y),
@@ -212,21 +220,66 @@ def test_an_input_that_is_read_wrongly_is_called_an_input():
     assert found.startswith("sub reads the input 0; it must read the sub of the model"), found
 
 
-def test_a_step_that_the_reference_has_too_is_not_too_many():
-    """The halves of the first layer are not put back: the second one gets them the other way."""
+class Flow(torch.nn.Module):
+    """Layers that change one half of the numbers, in turn, and reverse all of them."""
 
-    def right(self, x):
-        for _ in range(2):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 6) for _ in range(3))
+        self.register_buffer("places", torch.arange(5, -1, -1), persistent=False)
+
+    def forward(self, x):
+        total = 0
+        for place, layer in enumerate(self.layers):
             one, two = x.chunk(2, -1)
-            x = torch.cat([one, two * torch.tanh(self.layer(one))], -1).flip(-1)
-        return x
+            if place == 1:
+                one, two = two, one
+            factor, term = layer(one).chunk(2, -1)
+            factor = torch.tanh(factor)
+            two = two * torch.exp(factor) + term
+            if place == 1:
+                one, two = two, one
+            x, total = torch.cat([one, two], -1)[:, self.places], total + factor.sum(-1)
+        return {"x": x, "total": total, "loss": (0.5 * (x**2).sum(-1) - total).mean()}
+
+
+def test_a_step_that_the_reference_has_too_is_not_too_many():
+    def port(params, x):
+        total = 0
+        for place in range(3):
+            one, two = jnp.split(x, 2, -1)
+            if place == 1:
+                one, two = two, one
+            weight, bias = params[f"layers.{place}.weight"], params[f"layers.{place}.bias"]
+            factor, term = jnp.split(one @ weight.T + bias, 2, -1)
+            factor = jnp.tanh(factor)
+            # The halves of the second layer are not put back.
+            two = two * jnp.exp(factor) + term
+            x, total = jnp.concatenate([one, two], -1)[:, ::-1], total + factor.sum(-1)
+        return {"x": x, "total": total, "loss": (0.5 * (x**2).sum(-1) - total).mean()}
+
+    found = diagnoses(Flow(), port, np.random.default_rng(0).normal(size=(5, 6)))
+    assert found
+    assert not any("one step too many" in text for text in found), found
+
+
+def test_of_two_equal_values_the_later_one_is_what_the_reference_computes_later():
+    def right(self, x):
+        scores = self.layer(x) @ x.T
+        return (
+            torch.log_softmax(scores, 1).diag().mean() + torch.log_softmax(scores, 0).diag().mean()
+        )
 
     def port(params, x):
-        for layer in range(2):
-            one, two = jnp.split(x, 2, -1)
-            x = jnp.concatenate([one, two * jnp.tanh(linear(params, one))], -1)
-            x = x[..., ::-1] if layer else x
-        return x
+        scores = linear(params, x) @ x.T
+        rows = jnp.diag(jax.nn.log_softmax(scores, axis=1)).mean()
+        columns = jnp.diag(jax.nn.log_softmax(scores, axis=1)).mean()
+        return rows + columns
 
-    found = diagnoses(Linear(right), port, np.concatenate([FLOATS, FLOATS[::-1]], -1))
-    assert not any("one step too many" in text for text in found), found
+    reference = Linear(right)
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    (cause,) = compare(reference, (port, arrays), FLOATS[0]).root_causes
+    path, _, line = cause.jax_source.rpartition(":")
+    assert "columns =" in Path(path).read_text().splitlines()[int(line) - 1]
+    assert "(number 2 of 4); it must read number 4 of them" in cause.diagnosis

@@ -49,15 +49,29 @@ def _extra(
     for operator, kept, term in _steps(operators, kinds):
         array = divergence.arrays.get(kept.index, kept.data)
         helps = trials.agree({operator.outputs[0].index: array}, FITS)
-        if helps and not _is_also_done(operator, kept, divergence):
-            text = f"{operator.name} is one step too many"
-            if operator.name in LIMITS and term is not None and term.is_constant:
-                number = f"{term.data.flat[0]:g}" if (term.data == term.data.flat[0]).all() else ""
-                text = f"the limit {number}".rstrip() + f" by {operator.name} is one step too many"
-            elif term is not None:
-                text = f"{own_name(term, walk)} comes in by {operator.name}"
-            return Diagnosis(f"{text}: the reference has no such step", operator)
+        if not helps or _is_also_done(operator, kept, divergence):
+            continue
+        made = operator.outputs[0]
+        known = walk.index.find(divergence.arrays.get(made.index, made.data))
+        if known and made.consumers:
+            # The reference has this step, and reads what it makes elsewhere.
+            reader, right = made.consumers[0], own_name(kept, walk)
+            text = f"{reader.name} reads {where(known[0].value)}; it must read {right}"
+            return Diagnosis(text, reader, is_operand=True, read=made)
+        text = f"{_name_step(operator, term, walk)}: the reference has no such step"
+        return Diagnosis(text, operator)
     return None
+
+
+def _name_step(operator: Operator, term: Value | None, walk: Walk) -> str:
+    """Returns what a step that is too many does, with the other value that it reads, if it does."""
+    if term is None:
+        return f"{operator.name} is one step too many"
+    if operator.name in LIMITS and term.is_constant:
+        number = term.data.flat[0]
+        limit = f"the limit {number:g}" if (term.data == number).all() else "a limit"
+        return f"{limit} by {operator.name} is one step too many"
+    return f"{own_name(term, walk)} comes in by {operator.name}"
 
 
 def _is_also_done(operator: Operator, kept: Value, divergence: Divergence) -> bool:
@@ -69,10 +83,14 @@ def _is_also_done(operator: Operator, kept: Value, divergence: Divergence) -> bo
         divergence: whose reference is looked at; what another operator of the candidate makes is
             that one's counterpart.
     """
+    kind = operator.outputs[0].dtype.kind
     others = [op for op in divergence.operators if op is not operator]
-    arrays = [divergence.arrays.get(v.index, v.data) for op in others for v in op.outputs]
+    values = [v for op in others for v in op.outputs if v.dtype.kind == kind]
+    arrays = [divergence.arrays.get(v.index, v.data) for v in values]
     for other in divergence.reference_operators:
         wanted = other.outputs[0]
+        if wanted.dtype.kind != kind:
+            continue
         if any(array.shape == wanted.shape and fits(array, wanted.data) for array in arrays):
             continue
         for value in other.inputs:

@@ -65,12 +65,24 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+# Those that are x times a function, which may end a segment.
+SELF_GATED = (
+    "the erf GELU", "the tanh form of GELU", "the quick GELU", "SiLU", "mish", "hard swish",
+)  # fmt: skip
+
+
 def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Names the activation function of each side, also where it is multiplied by a gate."""
     shape = divergence.array.shape
-    entering = [v for v in divergence.boundary if v.is_activation and v.producer is not None]
+    entering = [value for value in divergence.boundary if value.is_activation]
     # What a part of a function, which enters, was made of.
-    before = [v for e in entering for v in e.producer.inputs if v.is_activation]
+    makers = [value.producer for value in entering if value.producer is not None]
+    before = dict.fromkeys(
+        read
+        for maker in makers
+        for read in maker.inputs
+        if read.is_activation and read.shape == shape and read not in entering
+    )
     arrays = [*activations_of(divergence, walk), *map(walk.array, before)]
     inputs = [x for x in arrays if x.shape == shape]
     for x in inputs:
@@ -78,11 +90,14 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             continue
         gates = [1.0, *(gate for gate in inputs if gate is not x)]
 
-        def whole(made: np.ndarray, gates: Any = tuple(gates)) -> list[np.ndarray]:
+        def whole(name: str, made: np.ndarray, gates: Any = tuple(gates)) -> list[np.ndarray]:
             return [made * gate for gate in gates]
 
-        def whole_or_part(made: np.ndarray, x: Any = x, whole: Any = whole) -> list[np.ndarray]:
-            return [*whole(made), made / x, 2 * made / x, 2 * made / x - 1]
+        def whole_or_part(
+            name: str, made: np.ndarray, x: Any = x, whole: Any = whole
+        ) -> list[np.ndarray]:
+            parts = [made / x, 2 * made / x, 2 * made / x - 1] if name in SELF_GATED else []
+            return [*whole(name, made), *parts]
 
         # A part of the function, such as its tanh, may end the segment. A sigmoid is a part of
         # SiLU, too: whole functions come first.
@@ -94,19 +109,19 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 
 
 def _identify(
-    x: np.ndarray, forms_of: Callable[[np.ndarray], list[np.ndarray]], wanted: np.ndarray
+    x: np.ndarray, forms_of: Callable[[str, np.ndarray], list[np.ndarray]], wanted: np.ndarray
 ) -> str:
     """Returns the name of the function that makes of x what is wanted, "" if none is known.
 
     Args:
         x: what it reads.
-        forms_of: returns the forms in which its values may be what is wanted.
+        forms_of: returns the forms in which values of a function may be what is wanted.
         wanted: an array.
     """
     if not has_many_numbers(wanted, FEWEST_RESULTS):
         return ""
     for name, function in FUNCTIONS.items():
-        if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms_of(function(x))):
+        if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms_of(name, function(x))):
             return name
     return ""
 

@@ -175,15 +175,16 @@ def _name_reads(value: Value, other: Value, substitute: Any, walk: Walk) -> tupl
         walk: which knows the values that are equal.
     """
     own, right = own_name(value, walk), where(other)
-    matches = walk.matches.get(value.index, ())
+    matches = walk.matches.get(value.index, [])
     if not any(match.value is other for match in matches):
-        is_named_alike = matches and own == right
-        return tell_apart(matches[0].value, other, walk) if is_named_alike else (own, right)
+        if matches and own == right:
+            return tell_apart(matches[0].value, other, walk)
+        return own, right
     array = walk.array(value)
     for order in itertools.permutations(range(array.ndim)):
         if np.array_equal(array.transpose(order), substitute):
-            moved = [axis for place, axis in enumerate(order) if axis != place]
+            moved = sorted(axis for place, axis in enumerate(order) if axis != place)
             if len(moved) == 2:
-                return own, f"it with axes {min(moved)} and {max(moved)} exchanged"
+                return own, f"it with axes {moved[0]} and {moved[1]} exchanged"
             return own, f"it with its axes in the order {order}"
     return own, "it in another order of its numbers"
