@@ -103,6 +103,8 @@ def _cause(judged: Judged, walk: Walk) -> RootCause:
     reference = divergence.reference_operator
     is_operand = found.is_operand or operator is reader
     source = _source(operator, is_operand, walk) if operator else ""
+    if operator is not None and not source:
+        source = _line_after(operator)
     return RootCause(
         source or _line_that_reads(divergence, walk),
         reference.source,
@@ -124,6 +126,17 @@ def _line_that_reads(divergence: Divergence, walk: Walk) -> str:
     required, wanted = divergence.required, divergence.required_reference
     places = (n for n, (own, right) in enumerate(pairs) if own is required and right is wanted)
     return next((walk.line_that_reads(place) for place in places), "")
+
+
+def _line_after(operator: Operator) -> str:
+    """Returns the first line that reads what an operator without a line made."""
+    waiting = [operator]
+    for one in waiting:
+        if one.source:
+            return one.source
+        readers = (reader for value in one.outputs for reader in value.consumers)
+        waiting += [reader for reader in dict.fromkeys(readers) if reader not in waiting]
+    return ""
 
 
 def _source_before(divergence: Divergence, read: Value | None) -> str:

@@ -23,6 +23,7 @@ from jaxformer.parity.diagnosis.operators.masks import other_mask
 from jaxformer.parity.diagnosis.operators.parameters import unknown_parameter
 from jaxformer.parity.diagnosis.operators.reductions import other_reduction
 from jaxformer.parity.diagnosis.operators.relations import (
+    missing_term,
     other_axes,
     other_rows,
     other_value,
@@ -37,8 +38,8 @@ from jaxformer.parity.segments.operators.walk import Walk
 ATTEMPTS = (
     unknown_parameter, other_lookup, other_function, other_norm, other_softmax, other_combination,
     other_mask, extra_write, other_count, other_number, other_rotation, simple_relation,
-    other_axes, other_rows, extra_step, missing_step, other_reduction, other_input, other_value,
-    no_rotation,
+    other_axes, other_rows, extra_step, missing_step, other_reduction, other_input, missing_term,
+    other_value, no_rotation,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)
@@ -49,7 +50,9 @@ EXHAUSTIVE = (other_number, other_input)
 MOST_OPERATORS = 200
 
 # A derivative has other operators than what it is the derivative of: formulas do not serve.
-BACKWARD_ATTEMPTS = (stopped_gradient, simple_relation, other_axes, other_input, other_value)
+BACKWARD_ATTEMPTS = (
+    stopped_gradient, simple_relation, missing_term, other_axes, other_input, other_value,
+)  # fmt: skip
 
 
 def diagnose(divergence: Divergence, walk: Walk) -> Diagnosis:

@@ -39,6 +39,14 @@ def fits(one: Any, other: np.ndarray, allowed: float = FITS) -> bool:
     return bool(np.abs(one - other).max() <= allowed * (largest(other) or 1.0))
 
 
+def has_many_numbers(array: np.ndarray, least: int) -> bool:
+    """Returns whether at least so many numbers of an array are different."""
+    rest = array.reshape(-1)
+    for _ in range(least - 1):
+        rest = rest[rest != rest[0]] if rest.size else rest
+    return rest.size > 0
+
+
 def activations_of(divergence: Divergence, walk: Walk) -> list[np.ndarray]:
     """Returns activations that enter the segment, then those of which they are parts."""
     entering = [value for value in divergence.boundary if value.is_activation]
@@ -61,8 +69,10 @@ def name_both(
     divergence: Divergence, identify: Callable[[np.ndarray], str], verb: str = "computes"
 ) -> Diagnosis | None:
     """Returns a diagnosis if both sides have a name, and not the same."""
-    own, right = (identify(wanted) for wanted in sides_of(divergence))
-    if own and right and own != right:
+    computed, wanted = sides_of(divergence)
+    own = identify(computed)
+    right = identify(wanted) if own else ""
+    if right and own != right:
         return Diagnosis(f"the candidate {verb} {own}; the reference {verb} {right}")
     return None
 
@@ -81,7 +91,7 @@ def numbers_of(operators: Sequence[Operator]) -> list[float]:
 def own_name(value: Value, walk: Walk) -> str:
     """Returns a name for a value of the candidate, by the reference's where they are equal."""
     if value.producer is None:
-        return value.name
+        return value.name if value.is_weight else f"the {value.kind} {value.name}".rstrip()
     matches = walk.matches.get(value.index)
     return where(matches[0].value) if matches else f"the result of {value.producer.name}"
 

@@ -14,11 +14,17 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     Diagnosis,
     activations_of,
     fits,
+    has_many_numbers,
     name_both,
     numbers_of,
 )
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
+
+# Of fewer numbers several functions make the same: halves of zeros and ones are their softsign too.
+FEWEST_NUMBERS = 4
+# The same of what they make: many functions make zeros alone.
+FEWEST_RESULTS = 3
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
@@ -34,6 +40,8 @@ def _tanh_gelu(x: np.ndarray) -> np.ndarray:
 
 
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    # The first: of positive numbers a ReLU is the identity.
+    "the identity": lambda x: x,
     "the erf GELU": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "the tanh form of GELU": _tanh_gelu,
     "the quick GELU": lambda x: x * _sigmoid(1.702 * x),
@@ -54,22 +62,42 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "tanh": np.tanh,
     "softsign": lambda x: x / (1 + np.abs(x)),
     "the square": lambda x: x * x,
-    "the identity": lambda x: x,
 }
+
+
+# Those that are x times a function, which may end a segment.
+SELF_GATED = (
+    "the erf GELU", "the tanh form of GELU", "the quick GELU", "SiLU", "mish", "hard swish",
+)  # fmt: skip
 
 
 def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Names the activation function of each side, also where it is multiplied by a gate."""
     shape = divergence.array.shape
-    inputs = [x for x in activations_of(divergence, walk) if x.shape == shape]
+    entering = [value for value in divergence.boundary if value.is_activation]
+    # What a part of a function, which enters, was made of.
+    makers = [value.producer for value in entering if value.producer is not None]
+    before = dict.fromkeys(
+        read
+        for maker in makers
+        for read in maker.inputs
+        if read.is_activation and read.shape == shape and read not in entering
+    )
+    arrays = [*activations_of(divergence, walk), *map(walk.array, before)]
+    inputs = [x for x in arrays if x.shape == shape]
     for x in inputs:
+        if not has_many_numbers(x, FEWEST_NUMBERS):
+            continue
         gates = [1.0, *(gate for gate in inputs if gate is not x)]
 
-        def whole(made: np.ndarray, gates: Any = tuple(gates)) -> list[np.ndarray]:
+        def whole(name: str, made: np.ndarray, gates: Any = tuple(gates)) -> list[np.ndarray]:
             return [made * gate for gate in gates]
 
-        def whole_or_part(made: np.ndarray, x: Any = x, whole: Any = whole) -> list[np.ndarray]:
-            return [*whole(made), made / x, 2 * made / x, 2 * made / x - 1]
+        def whole_or_part(
+            name: str, made: np.ndarray, x: Any = x, whole: Any = whole
+        ) -> list[np.ndarray]:
+            parts = [made / x, 2 * made / x, 2 * made / x - 1] if name in SELF_GATED else []
+            return [*whole(name, made), *parts]
 
         # A part of the function, such as its tanh, may end the segment. A sigmoid is a part of
         # SiLU, too: whole functions come first.
@@ -81,17 +109,19 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 
 
 def _identify(
-    x: np.ndarray, forms_of: Callable[[np.ndarray], list[np.ndarray]], wanted: np.ndarray
+    x: np.ndarray, forms_of: Callable[[str, np.ndarray], list[np.ndarray]], wanted: np.ndarray
 ) -> str:
     """Returns the name of the function that makes of x what is wanted, "" if none is known.
 
     Args:
         x: what it reads.
-        forms_of: returns the forms in which its values may be what is wanted.
+        forms_of: returns the forms in which values of a function may be what is wanted.
         wanted: an array.
     """
+    if not has_many_numbers(wanted, FEWEST_RESULTS):
+        return ""
     for name, function in FUNCTIONS.items():
-        if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms_of(function(x))):
+        if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms_of(name, function(x))):
             return name
     return ""
 
@@ -157,6 +187,16 @@ class _Norm:
         root = np.sqrt(variance + self.eps) if self.is_eps_inside else np.sqrt(variance) + self.eps
         return (centred if self.is_centred else x) / root
 
+    @property
+    def divisors(self) -> tuple[str, str, str]:
+        """Names of the factor that it multiplies by, the inverse of that, and its square."""
+        if self.eps:
+            return (str(self),) * 3
+        # What eps is added to later, if it is.
+        square = "the variance" if self.is_centred else "the mean of squares"
+        square += "" if self.is_biased else " with n - 1 in place of n"
+        return f"the inverse root of {square}", f"the root of {square}", square
+
     def __str__(self) -> str:
         kind = "layer norm" if self.is_centred else "RMS norm"
         place = "inside" if self.is_eps_inside else "outside"
@@ -188,10 +228,7 @@ def other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         def identify(wanted: np.ndarray, x: Any = x, rows: Any = rows, norms: Any = norms) -> str:
             if wanted.shape == x.shape and any(fits(x * row, wanted) for row in [1.0, *rows]):
                 return "no norm"
-            for norm in norms:
-                if _is_norm(norm, x, wanted, rows):
-                    return str(norm)
-            return ""
+            return next(filter(None, (_name_norm(norm, x, wanted, rows) for norm in norms)), "")
 
         found = name_both(divergence, identify)
         if found is not None:
@@ -199,18 +236,19 @@ def other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     return None
 
 
-def _is_norm(norm: _Norm, x: np.ndarray, wanted: np.ndarray, rows: Sequence[Any]) -> bool:
-    """Returns whether an array is a norm of x, scaled and shifted, its root, or its inverse."""
+def _name_norm(norm: _Norm, x: np.ndarray, wanted: np.ndarray, rows: Sequence[Any]) -> str:
+    """Returns the name of a norm of x, scaled and shifted, or of what it divides by; else ""."""
     made = norm.apply(x, (x.ndim - 1,))
     if wanted.shape == x.shape:
-        return any(
-            fits(made * scale + shift, wanted) for scale in [1.0, *rows] for shift in [0.0, *rows]
-        )
+        pairs = itertools.product([1.0, *rows], [0.0, *rows])
+        return str(norm) if any(fits(made * a + b, wanted) for a, b in pairs) else ""
     first = x - x.mean(-1, keepdims=True) if norm.is_centred else x
     largest_at = np.abs(first).argmax(-1)[..., None]
     column = np.take_along_axis(first, largest_at, -1)
     inverse = np.take_along_axis(made, largest_at, -1) / column
     if wanted.size != inverse.size:
-        return False
+        return ""
     flat = wanted.reshape(inverse.shape)
-    return any(fits(form, flat) for form in (inverse, 1 / inverse, inverse**-2))
+    forms = (inverse, 1 / inverse, inverse**-2)
+    found = (name for name, form in zip(norm.divisors, forms, strict=True) if fits(form, flat))
+    return next(found, "")

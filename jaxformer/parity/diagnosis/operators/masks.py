@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
 from jaxformer.parity.matching.operators.layouts import INFINITE, is_finite
-from jaxformer.parity.recording.operators.graph import Operator
+from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
@@ -18,7 +18,8 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     if not all((array < INFINITE).all() for array in (own, right)):
         # A mask makes no number NaN, and none infinitely large.
         return _not_finite(own, right)
-    hidden, wanted = (_hidden(array) for array in (own, right))
+    is_softmax = _is_of_softmax(divergence.value)
+    hidden, wanted = (_hidden(array, is_softmax) for array in (own, right))
     if not (hidden.any() or wanted.any()) or (hidden == wanted).all():
         return None
     mask = _last_mask(divergence)
@@ -74,13 +75,33 @@ def _other_filling(divergence: Divergence) -> Diagnosis | None:
     return None
 
 
-def _hidden(array: np.ndarray) -> np.ndarray:
-    """Returns the entries that are zero, or as low as a masked score."""
+def _hidden(array: np.ndarray, is_softmax: bool) -> np.ndarray:
+    """Returns the entries that are zero, or as low as a masked score.
+
+    Args:
+        array: scores or weights.
+        is_softmax: whether a softmax made it. Splines have zeros and the sum 1 too, and no mask.
+    """
     if (array < -1e4).any() or not np.isfinite(array).all():
         return ~(array > -1e4)
     # Other numbers may be zero too: these are weights.
-    is_weights = (array >= 0).all() and np.allclose(array.sum(-1), 1)
+    is_weights = is_softmax and (array >= 0).all() and np.allclose(array.sum(-1), 1)
     return (array == 0) if is_weights else np.zeros(array.shape, bool)
+
+
+def _is_of_softmax(end: Value) -> bool:
+    """Returns whether one of the values of the same size that a value is made of is raised to e."""
+    waiting = [end]
+    seen = set(waiting)
+    for value in waiting:
+        if value.producer is None:
+            continue
+        if value.producer.name == "exp":
+            return True
+        new = [v for v in value.producer.inputs if v.size == end.size and v not in seen]
+        waiting += new
+        seen.update(new)
+    return False
 
 
 def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:

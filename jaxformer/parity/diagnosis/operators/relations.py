@@ -1,6 +1,7 @@
 """Simple relations between a wrong value and the right one: factors, terms, axes, order."""
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     FITS,
     Diagnosis,
     fits,
+    has_many_numbers,
     numbers_of,
     sides_of,
     tell_apart,
@@ -18,6 +20,9 @@ from jaxformer.parity.matching.operators.values import largest, rounding_allowed
 from jaxformer.parity.segments.operators.divergences import REMAINS, Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import apart
+
+# The largest numbers in a fraction that a factor may be, and where it is whole.
+MOST_IN_FRACTION, MOST_WHOLE = 1000, 1e6
 
 
 def simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
@@ -30,22 +35,15 @@ def simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     factor = float((own * right).sum() / ((own * own).sum() or 1.0))
     # Near to 1, a factor explains only what it makes smaller.
     if factor and fits(own * factor, right, min(FITS, REMAINS * divergence.error)):
-        return Diagnosis(f"the reference's value is {_as_number(factor, right)} times this")
+        name = _name_number(factor, right, walk)
+        # One number is always a multiple of another one: then the factor must be a plain one.
+        if name or has_many_numbers(own[own != 0], 2):
+            return Diagnosis(f"the reference's value is {name or apart(factor, 1.0)} times this")
     missing = right - own
     for name, value in walk.reference.parameters.items():
         for sign, verb in ((1, "is missing"), (-1, "is added, the reference does not add it")):
             if _is_broadcast(sign * missing, value.data):
                 return Diagnosis(f"the parameter {name} {verb}")
-    candidates = [
-        (value, layout)
-        for value in reversed(walk.reference.values)
-        if value.is_activation and value.size == right.size and value.index in walk.reached
-        for layout in [find_layout(value.data, missing, 1e-9 * (largest(missing) or 1.0))]
-        if layout is not None
-    ]
-    if candidates:
-        value = candidates[0][0]
-        return Diagnosis(f"a term is missing: {where(value)}")
     numbers = (*numbers_of(divergence.reference_operators), *numbers_of(divergence.operators))
     for scale in {abs(n) for n in numbers if n}:
         if scale > 1 and fits(scale * np.tanh(own / scale), right):
@@ -55,12 +53,56 @@ def simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     return None
 
 
-def _as_number(factor: float, array: np.ndarray) -> str:
+def missing_term(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Names a value of the reference that is the difference between what is and what must be."""
+    own, right = sides_of(divergence)
+    if own.shape != right.shape or not (np.isfinite(own) & np.isfinite(right)).all():
+        return None
+    missing = right - own
+    allowed = FITS * (largest(missing) or 1.0)
+    for value in reversed(walk.reference.values):
+        is_known = value.is_activation and value.size == own.size and value.index in walk.reached
+        if is_known and find_layout(value.data, missing, allowed) is not None:
+            return Diagnosis(f"a term is missing: {where(value)}")
+    return None
+
+
+def _name_number(factor: float, array: np.ndarray, walk: Walk) -> str:
+    """Returns a number and what it is: of a size, a parameter, or a fraction; "" if none of them.
+
+    Args:
+        factor: the number.
+        array: whose sizes may make it.
+        walk: whose reference may have it as a parameter.
+    """
     for size in sorted({n for n in array.shape if n > 1}):
         for power, name in ((0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (1.0, "{}"), (-1.0, "1/{}")):
-            if abs(factor - size**power) <= 1e-9 * abs(factor):
+            if abs(factor - size**power) <= FITS * abs(factor):
                 return f"{factor:.6g} = {name.format(size)}"
-    return apart(factor, 1.0)
+    for name, value in walk.reference.parameters.items():
+        if value.size == 1 and abs(factor - value.data.item()) <= FITS * abs(factor):
+            return f"{apart(factor, 1.0)} = {name}"
+    return _name_fraction(factor)
+
+
+def _name_fraction(factor: float) -> str:
+    """Returns a number that is a fraction of small numbers or the root of one, "" if it is not."""
+    if not 1 / MOST_WHOLE <= abs(factor) <= MOST_WHOLE:
+        return ""
+    for number, name in ((abs(factor), "{}"), (factor**2, "sqrt({})")):
+        small = min(number, 1 / number)
+        for near in (
+            Fraction(small).limit_denominator(MOST_IN_FRACTION),
+            Fraction(1, round(1 / small)),
+        ):
+            if abs(float(near) - small) > FITS * small:
+                continue
+            fraction = near if number < 1 else 1 / near
+            shown = apart(factor, 1.0)
+            is_exact = abs(float(shown) - factor) <= FITS * abs(factor)
+            sign = "-" if factor < 0 else ""
+            return shown if is_exact else f"{shown} = {sign}{name.format(fraction)}"
+    return ""
 
 
 def _is_broadcast(array: np.ndarray, row: np.ndarray) -> bool:

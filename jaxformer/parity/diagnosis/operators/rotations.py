@@ -103,6 +103,9 @@ def _angles(turned: np.ndarray) -> str:
         return ""
     steps = np.angle(turned[1:] / turned[:-1])
     frequencies = steps[0]
+    # What turns nothing is a plain factor.
+    if np.abs(frequencies).max() <= SAME:
+        return ""
     if np.abs(np.exp(1j * (steps - frequencies)) - 1).max() > SAME * len(turned):
         return ""
     scale = "" if abs(factor - 1) <= SAME else f", multiplied by {factor:.6g}"

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     where,
 )
 from jaxformer.parity.matching.operators.layouts import layouts
-from jaxformer.parity.recording.operators.graph import Operator
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import apart
@@ -49,8 +51,12 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             if exact is not None:
                 return Diagnosis(exact, operator)
             return Diagnosis(f"{found}: the reference has no such step", operator)
-    for operator in divergence.operators:
-        found = _replaced(trials, operator, substitutes)
+    # What the reference has is likelier than what is made of it.
+    written = {
+        n: substitutes[n] for n in numbers_of(divergence.reference_operators) if n in substitutes
+    }
+    for some, operator in itertools.product((written, substitutes), divergence.operators):
+        found = _replaced(trials, operator, some)
         if found is not None:
             return Diagnosis(found, operator)
     return None
@@ -89,10 +95,17 @@ def _replaced(
             if is_right:
                 formula = f" = {name}" if name else ""
                 return (
-                    f"the number {apart(number, other)} in {operator.name} must be "
+                    f"the number {apart(number, other)} in {_user(operator).name} must be "
                     f"{apart(other, number)}{formula}"
                 )
     return None
+
+
+def _user(operator: Operator) -> Operator:
+    """Returns the operator that makes something of a number which is cast or repeated first."""
+    while operator.name in LAYOUT_ONLY and operator.outputs[0].consumers:
+        operator = operator.outputs[0].consumers[0]
+    return operator
 
 
 def _reference_numbers(divergence: Divergence) -> dict[float, str]:
@@ -140,11 +153,9 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                 if other.dtype.kind != "f":
                     continue
                 for layout in itertools.islice(layouts(other.shape, array.shape), MOST_LAYOUTS):
-                    if trials.agree({value.index: layout.apply(other.data)}, FITS):
-                        own, right = own_name(value, walk), where(other)
-                        matches = walk.matches.get(value.index)
-                        if matches and own == right:
-                            own, right = tell_apart(matches[0].value, other, walk)
+                    substitute = layout.apply(other.data)
+                    if trials.agree({value.index: substitute}, FITS):
+                        own, right = _name_reads(value, other, substitute, walk)
                         return Diagnosis(
                             f"{operator.name} reads {own}; it must read {right}",
                             operator,
@@ -152,3 +163,28 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                             read=value,
                         )
     return None
+
+
+def _name_reads(value: Value, other: Value, substitute: Any, walk: Walk) -> tuple[str, str]:
+    """Returns names for what is read and what must be, or what differs if both are one value.
+
+    Args:
+        value: of the candidate, which is read.
+        other: of the reference, which must be read.
+        substitute: its numbers, in the layout in which they are right.
+        walk: which knows the values that are equal.
+    """
+    own, right = own_name(value, walk), where(other)
+    matches = walk.matches.get(value.index, [])
+    if not any(match.value is other for match in matches):
+        if matches and own == right:
+            return tell_apart(matches[0].value, other, walk)
+        return own, right
+    array = walk.array(value)
+    for order in itertools.permutations(range(array.ndim)):
+        if np.array_equal(array.transpose(order), substitute):
+            moved = sorted(axis for place, axis in enumerate(order) if axis != place)
+            if len(moved) == 2:
+                return own, f"it with axes {moved[0]} and {moved[1]} exchanged"
+            return own, f"it with its axes in the order {order}"
+    return own, "it in another order of its numbers"

@@ -4,7 +4,8 @@ In go the two tapes and their anchors. Out come divergences: segments of the can
 something else than the reference's between the same places.
 
 - ``walk``: goes through the candidate's tape from anchor to anchor.
-- ``ends``, ``false_anchors``: where a wrong segment ends, and where it begins.
+- ``ends``, ``false_anchors``: where a wrong segment ends, and where it begins; ``equal_ends``:
+  which of equal values is wrong.
 - ``factors``: two factors of a product that are wrong at once.
 - ``divergences``: a wrong segment, and trials of other arrays in it.
 - ``results``, ``result_checks``: the results: their numbers, and whether they are complete, in

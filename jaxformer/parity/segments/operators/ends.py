@@ -18,6 +18,7 @@ from jaxformer.parity.recording.operators.graph import Operator, Value, run_agai
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import REMAINS, digest
 from jaxformer.parity.segments.operators.effects import depending
+from jaxformer.parity.segments.operators.equal_ends import last_equal_end
 
 # How many steps of a wrong segment are tried as its end, for each size.
 MOST_TRIED = 40
@@ -65,7 +66,8 @@ def earliest_end(
     if end is None and search.is_cut_short:
         end = search.run(most, _narrow_places(anchors, operators, value))
     if end is not None:
-        return end
+        required = value, wanted, search.limit
+        return last_equal_end(anchors, end, required, operators, reference_operators)
     if layout is not None:
         return value, wanted, layout
     # Between values that have little in common any layout may be the nearest.
@@ -83,6 +85,7 @@ class _Search:
 
     Attributes:
         is_cut_short: whether not all of them were tried.
+        limit: how far the required value may be off.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class _Search:
         self._anchors, self._value, self._wanted = anchors, value, wanted
         self._operators, self._reference_operators = operators, reference_operators
         self._by_size, self._inherited = by_size, inherited_layouts(anchors, operators)
-        self._limit = allowed_left(anchors, operators, value, wanted)
+        self.limit = allowed_left(anchors, operators, value, wanted)
         self.is_cut_short = False
 
     def run(
@@ -134,7 +137,7 @@ class _Search:
                     self.is_cut_short = True
                     return first
                 again = run_again(later, given | trial).get(value.index)
-                if again is None or not find_layout(wanted.data, again, self._limit):
+                if again is None or not find_layout(wanted.data, again, self.limit):
                     continue
                 found = end, other, layout
                 if _follows_alike(anchors, found, value, wanted, self._reference_operators):

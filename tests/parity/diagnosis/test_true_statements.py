@@ -1,0 +1,285 @@
+"""A diagnosis says what is true of the two sides, and nothing that only happens to fit."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.parity import compare
+
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
+RANDOM = np.random.default_rng(0)
+FLOATS = RANDOM.normal(size=(3, 4, 8))
+SPLINES = np.tanh(RANDOM.normal(size=(6, 3)))
+KNOTS = np.arange(-3, 9) * 0.4 - 1
+
+
+class Linear(torch.nn.Module):
+    """A layer, other parameters, and a function of both."""
+
+    def __init__(self, function, width=8, **parameters):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.function = torch.nn.Linear(8, width), function
+        for name, array in parameters.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.as_tensor(array)))
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def diagnoses(reference, port, *inputs):
+    """Returns the diagnoses of a port with a bug."""
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    report = compare(reference, (port, arrays), [*inputs])
+    assert report.verdict == "bug", str(report)
+    return [cause.diagnosis for cause in report.root_causes]
+
+
+def linear(params, x):
+    return x @ params["layer.weight"].T + params["layer.bias"]
+
+
+def test_a_forgotten_scale_is_no_rotation():
+    def right(self, x):
+        scores = self.layer(self.beta * self.layer(x))
+        return torch.softmax(scores, -1)
+
+    def port(params, x):
+        return jax.nn.softmax(linear(params, linear(params, x)))
+
+    reference = Linear(right, beta=0.73)
+    assert diagnoses(reference, port, FLOATS) == ["the reference's value is 0.73 = beta times this"]
+
+
+def test_a_factor_of_zeros_and_ones_is_no_activation_function():
+    def right(self, x, y):
+        z = self.layer(x).sigmoid()
+        losses = y * (0.9 - z).relu() ** 2 + 0.5 * (1 - y) * (z - 0.1).relu() ** 2
+        return z, losses.sum()
+
+    def port(params, x, y):
+        z = jax.nn.sigmoid(linear(params, x))
+        losses = y * jax.nn.relu(0.9 - z) ** 2 + (1 - y) * jax.nn.relu(z - 0.1) ** 2
+        return z, losses.sum()
+
+    found = diagnoses(Linear(right), port, FLOATS[0], np.eye(8)[:4])
+    assert len(found) == 1
+    assert "0.5" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("right", "own", "texts"),
+    [
+        # The factor is another one for every batch.
+        (lambda x: torch.logsumexp(x, (0, 1, 2)), lambda x: jnp.tanh(x).sum(), [""]),
+        (
+            lambda x: x.tanh().mean(),
+            lambda x: jnp.tanh(x).sum(),
+            ["the reference's value is 0.0104167 = 1/96 times this"],
+        ),
+    ],
+)
+def test_a_single_number_is_called_a_multiple_only_of_a_plain_number(right, own, texts):
+    reference = Linear(lambda self, x: right(self.layer(x)))
+    assert diagnoses(reference, lambda p, x: own(linear(p, x)), FLOATS) == texts
+
+
+def test_a_variance_before_its_eps_is_no_norm():
+    def right(self, x):
+        y = self.layer(x)
+        return (y - y.mean(-1, keepdim=True)) / torch.sqrt(y.var(-1, False, keepdim=True) + 1e-5)
+
+    def port(params, x):
+        y = linear(params, x)
+        deviation = jnp.sqrt(y.var(-1, keepdims=True, ddof=1) + 1e-5)
+        return (y - y.mean(-1, keepdims=True)) / deviation
+
+    assert diagnoses(Linear(right), port, FLOATS) == [
+        "the candidate computes the variance with n - 1 in place of n; "
+        "the reference computes the variance"
+    ]
+
+
+def splines(x, is_wrong=False):
+    """Returns B-splines, whose sum is 1 and of which most are 0."""
+    x = x[..., None]
+    bases = ((x >= KNOTS[:-1]) & (x < KNOTS[1:])) * 1.0
+    for degree in range(1, 4):
+        before = (x - KNOTS[: -degree - 1]) / (0.4 * degree)
+        after = (KNOTS[degree + 1 :] - x) / (0.4 * degree)
+        parts = (bases[..., 1:], bases[..., :-1]) if is_wrong else (bases[..., :-1], bases[..., 1:])
+        bases = before * parts[0] + after * parts[1]
+    return bases
+
+
+def test_zeros_of_splines_are_no_mask():
+    class Splines(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = torch.nn.Parameter(torch.randn(2, 8))
+            self.register_buffer("knots", torch.as_tensor(KNOTS), persistent=False)
+
+        def forward(self, x):
+            x, knots = x[..., None], self.knots.to(x.dtype)
+            bases = ((x >= knots[:-1]) & (x < knots[1:])).to(x.dtype)
+            for degree in range(1, 4):
+                before = (x - knots[: -degree - 1]) / (0.4 * degree)
+                after = (knots[degree + 1 :] - x) / (0.4 * degree)
+                bases = before * bases[..., :-1] + after * bases[..., 1:]
+            return bases @ self.weight.T
+
+    def port(params, x):
+        return splines(x, is_wrong=True) @ params["weight"].T
+
+    assert not any("mask" in text for text in diagnoses(Splines(), port, SPLINES))
+
+
+def test_a_parameter_that_is_read_with_its_axes_exchanged_is_said_to_be():
+    reference = Linear(
+        lambda self, y: self.moves[y[:, :-1], y[:, 1:]].sum(1), moves=FLOATS[0, :, :4]
+    )
+    found = diagnoses(
+        reference,
+        lambda params, y: params["moves"][y[:, 1:], y[:, :-1]].sum(1),
+        RANDOM.integers(0, 4, (2, 7)),
+    )
+    assert found == ["gather reads moves; it must read it with axes 0 and 1 exchanged"]
+
+
+def test_what_has_no_line_is_named_by_the_line_that_reads_it():
+    def right(self, x):
+        mixed = torch.einsum("bix,iox->box", torch.fft.rfft(x)[..., :3], self.mixing)
+        return torch.fft.irfft(mixed, n=8)
+
+    def port(params, x):
+        spectrum = jnp.fft.rfft(x)[..., :3]
+        return jnp.fft.irfft(jnp.einsum("bix,oix->box", spectrum, params["mixing"]), n=8)
+
+    numbers = RANDOM.normal(size=(2, 4, 4, 3)).astype(np.float32)
+    reference = Linear(right, mixing=numbers[0] + 1j * numbers[1])
+    arrays = {"mixing": reference.mixing.detach().numpy()}
+    report = compare(reference, (port, arrays), FLOATS)
+    assert report.verdict == "bug"
+    assert [cause.jax_source.startswith(__file__) for cause in report.root_causes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("right", "own", "text"),
+    [
+        # Half of the number of rows in the mean would be right too.
+        (
+            lambda y: y[0].tanh().sum() / 4 * 4,
+            lambda y: jnp.tanh(y[0]).sum(-1).mean() * 2,
+            "the number 2 in mul must be 4",
+        ),
+        (
+            lambda y: torch.tanh(y) * 1.5,
+            lambda y: jnp.tanh(y).clip(max=0.5) * 1.5,
+            "the limit 0.5 by min is one step too many: the reference has no such step",
+        ),
+        (
+            lambda y: y.clamp(max=0.3).tanh(),
+            lambda y: jnp.tanh(y.clip(max=0.4)),
+            "the number 0.4 in min must be 0.3",
+        ),
+        (
+            # What is between the two is a known value.
+            lambda y: (y - y.cumsum(2)) ** 2 - (y - y.flip(0)) ** 2,
+            lambda y: (y - y.cumsum(2)) ** 2 - (y.cumsum(2) - y[::-1]) ** 2,
+            "sub reads the cumsum of the model; it must read the add of layer",
+        ),
+        (
+            lambda y: y.tanh().sin() * torch.nn.functional.silu(y),
+            lambda y: jnp.sin(jnp.tanh(y)) * jax.nn.sigmoid(y),
+            "the candidate computes the sigmoid; the reference computes SiLU",
+        ),
+    ],
+)
+def test_the_plainest_cause_is_named(right, own, text):
+    reference = Linear(lambda self, x: right(self.layer(x)))
+    found = diagnoses(reference, lambda params, x: own(linear(params, x)), FLOATS)
+    assert [text in one for one in found] == [True], found
+
+
+def test_an_input_that_is_read_wrongly_is_called_an_input():
+    def right(self, x):
+        rest = x - torch.tanh(self.layer(x))
+        return rest - torch.tanh(self.layer(rest))
+
+    def port(params, x):
+        rest = x - jnp.tanh(linear(params, x))
+        return x - jnp.tanh(linear(params, rest))
+
+    (found,) = diagnoses(Linear(right), port, FLOATS)
+    assert found.startswith("sub reads the input 0; it must read the sub of the model"), found
+
+
+class Flow(torch.nn.Module):
+    """Layers that change one half of the numbers, in turn, and reverse all of them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 6) for _ in range(3))
+        self.register_buffer("places", torch.arange(5, -1, -1), persistent=False)
+
+    def forward(self, x):
+        total = 0
+        for place, layer in enumerate(self.layers):
+            one, two = x.chunk(2, -1)
+            if place == 1:
+                one, two = two, one
+            factor, term = layer(one).chunk(2, -1)
+            factor = torch.tanh(factor)
+            two = two * torch.exp(factor) + term
+            if place == 1:
+                one, two = two, one
+            x, total = torch.cat([one, two], -1)[:, self.places], total + factor.sum(-1)
+        return {"x": x, "total": total, "loss": (0.5 * (x**2).sum(-1) - total).mean()}
+
+
+def test_a_step_that_the_reference_has_too_is_not_too_many():
+    def port(params, x):
+        total = 0
+        for place in range(3):
+            one, two = jnp.split(x, 2, -1)
+            if place == 1:
+                one, two = two, one
+            weight, bias = params[f"layers.{place}.weight"], params[f"layers.{place}.bias"]
+            factor, term = jnp.split(one @ weight.T + bias, 2, -1)
+            factor = jnp.tanh(factor)
+            # The halves of the second layer are not put back.
+            two = two * jnp.exp(factor) + term
+            x, total = jnp.concatenate([one, two], -1)[:, ::-1], total + factor.sum(-1)
+        return {"x": x, "total": total, "loss": (0.5 * (x**2).sum(-1) - total).mean()}
+
+    found = diagnoses(Flow(), port, np.random.default_rng(0).normal(size=(5, 6)))
+    assert found
+    assert not any("one step too many" in text for text in found), found
+
+
+def test_of_two_equal_values_the_later_one_is_what_the_reference_computes_later():
+    def right(self, x):
+        scores = self.layer(x) @ x.T
+        return (
+            torch.log_softmax(scores, 1).diag().mean() + torch.log_softmax(scores, 0).diag().mean()
+        )
+
+    def port(params, x):
+        scores = linear(params, x) @ x.T
+        rows = jnp.diag(jax.nn.log_softmax(scores, axis=1)).mean()
+        columns = jnp.diag(jax.nn.log_softmax(scores, axis=1)).mean()
+        return rows + columns
+
+    reference = Linear(right)
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    (cause,) = compare(reference, (port, arrays), FLOATS[0]).root_causes
+    path, _, line = cause.jax_source.rpartition(":")
+    assert "columns =" in Path(path).read_text().splitlines()[int(line) - 1]
+    assert "(number 2 of 4); it must read number 4 of them" in cause.diagnosis
