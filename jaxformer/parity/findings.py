@@ -284,9 +284,11 @@ class Step:
         number: from 0.
         candidate: the candidate's loss, or its token.
         reference: the reference's loss, or its token.
-        difference: of the losses, or of the logits.
+        difference: of the losses, of the logits, or of the parameter ``worst``.
         note: "tie" where the two best logits are closer than the error.
         worst: path of the parameter that differs most, relative to what is allowed.
+        of_parameter: whether the losses are equal, and the difference is that of ``worst`` after
+            the update.
     """
 
     number: int
@@ -295,3 +297,4 @@ class Step:
     difference: Difference
     note: str = ""
     worst: str = ""
+    of_parameter: bool = False

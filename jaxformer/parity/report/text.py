@@ -169,12 +169,14 @@ def step_unit(report: "Report") -> str:
 
 def step_line(report: "Report", step: Step) -> str:
     """Returns what differs at one step of training or generation, in a sentence."""
-    what = "logits differ" if report.mode == "generate" else "loss differs"
-    worst = f", most of all in {step.worst}" if step.worst else ""
     difference = step.difference
+    what = "the logits differ" if report.mode == "generate" else "the loss differs"
+    worst = f", most of all in {step.worst}" if step.worst else ""
+    if step.of_parameter:
+        what, worst = f"the losses are equal, and after the update {step.worst} differs", ""
     return (
         f"{step_unit(report)} {step.number}: candidate {number(step.candidate)}, "
-        f"reference {number(step.reference)}, the {what} by {scientific(difference.relative)} of "
+        f"reference {number(step.reference)}, {what} by {scientific(difference.relative)} of "
         f"scale, allowed {scientific(_relative_allowed(difference))}{worst}"
     )
 
