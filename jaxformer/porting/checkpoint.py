@@ -24,9 +24,9 @@ from jaxformer.porting.formats.raw_checkpoints import (
 )
 from jaxformer.porting.mapping.abstract_modules import as_config
 from jaxformer.porting.mapping.casts import cast
-from jaxformer.porting.mapping.matching import unwrap
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, read_optimizer
 from jaxformer.porting.mapping.plans import Plan, plan_import
+from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.peft import Adapter, add_adapter, holds_adapter, read_adapter
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer

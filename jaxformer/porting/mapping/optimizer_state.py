@@ -22,7 +22,6 @@ from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.optimizers import hidden_matrices
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.matching import unwrap
 from jaxformer.porting.mapping.optimizer_groups import (
     as_number,
     find_kind,
@@ -31,6 +30,7 @@ from jaxformer.porting.mapping.optimizer_groups import (
 )
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.transfer import export_tensors, import_tensors
+from jaxformer.porting.mapping.wrapped_names import unwrap
 
 # Those whose state PyTorch has no place for.
 WITHOUT_TORCH_FORM = ("adafactor",)
