@@ -132,7 +132,7 @@ def test_a_buffer_that_is_a_parameter_here_has_no_moments_there():
         )
     )  # fmt: skip
     optimizer = after_a_step(model, torch.arange(6)[None])
-    config = OptimizerConfig(beta2=0.999, weight_decay=0.0)
+    config = OptimizerConfig(beta2=0.999, weight_decay=0.0, warmup_steps=0)
     module, state = train_state_from_torch(model, optimizer, config)
     assert not moments_of(state.optimizer_state)["mu"]["lm_head.bias"].any()
     _, back = train_state_to_torch(module, state, model, optimizer)

@@ -198,6 +198,17 @@ def verdict_line(report: "Report") -> str:
     return f"bug: {step_line(report, report.first_divergence)}"
 
 
+def verdict_word(verdict: Verdict, count: int) -> str:
+    """Returns what so many nodes with a verdict are called.
+
+    A node that was not run by itself is a part of the one around it, and may have been compared so:
+    whether anything was not is the verdict of the whole report.
+    """
+    if verdict != "incomplete":
+        return verdict
+    return f"not compared by {'itself' if count == 1 else 'themselves'}"
+
+
 def root_cause_count(report: "Report", verdict: Verdict) -> str:
     """Returns how many of the nodes with a bug are root causes; "" if all are."""
     count = len(report.root_causes)
