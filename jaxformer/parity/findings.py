@@ -8,6 +8,8 @@ Verdict = Literal["exact", "rounding", "amplified", "incomplete", "bug"]
 Stage = Literal["", "parameters", "forward", "backward"]
 # From good to bad.
 VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "amplified", "incomplete", "bug")
+# What a difference of what enters a submodule is called, with its path.
+INPUT_OF = "the input of "
 # Root causes above this share of scale are listed first.
 SEVERE = 1e-3
 
@@ -103,6 +105,8 @@ class Node:
             the dtype under test; None where it was not measured.
         histogram: of its output.
         maps: its attention weights, if it has any.
+        wrong_after: the submodule that gets the last right input before it goes wrong itself, by
+            its path within it; "" if there is none.
     """
 
     path: str
@@ -122,6 +126,7 @@ class Node:
     condition: float | None = None
     histogram: Histogram | None = None
     maps: AttentionMaps | None = None
+    wrong_after: str = ""
 
     @property
     def differences(self) -> dict[str, Difference]:
