@@ -107,7 +107,8 @@ def generate_target(
     if num_tokens == 0:
         return np.zeros((len(source), 0), np.int32)
     definition, parameters = split(model)
-    dtype = choose_cache_dtype(cache_dtype, parameters["target_embedding.embedding"].dtype)
+    weights = parameters["target_embedding.embedding"].dtype
+    dtype = choose_cache_dtype(cache_dtype, weights)
     program = _program(definition, None if greedy else (temperature, top_k, top_p), dtype)
     if not config.reads_features:
         length = source.shape[1]
