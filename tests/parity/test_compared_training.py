@@ -1,4 +1,4 @@
-"""Training and generation side by side: every optimizer, every loss, and what the last line says."""
+"""Training and generation side by side: optimizers, losses, and what the last line says."""
 
 import dataclasses
 
