@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.checks import check_is_integer
 from jaxformer.decoding import (
     SamplingSettings,
+    choose_cache_dtype,
     choose_tokens,
     evaluating,
     generating_programs,
@@ -113,9 +114,7 @@ def generate_requests(
         key = None if greedy else _typed(request.key)
         texts.append(_Text(number, prompt, request.num_tokens, key, frozenset(stop_tokens)))
     definition, parameters = split(model)
-    dtype = jnp.dtype(
-        parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
-    )
+    dtype = choose_cache_dtype(cache_dtype, parameters["token_embedding.embedding"].dtype)
     settings = None if greedy else (temperature, top_k, top_p)
     stops = np.array(stop_tokens, np.int32)
     read, _ = generating_programs(definition, settings, dtype)

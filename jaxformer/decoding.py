@@ -36,6 +36,24 @@ def make_cache(
     ]
 
 
+def choose_cache_dtype(cache_dtype: str | None, weights: jnp.dtype) -> jnp.dtype:
+    """Returns the dtype of keys and values in the cache, by default that of the weights.
+
+    Raises:
+        ValueError: it is none of floats.
+    """
+    try:
+        dtype = jnp.dtype(weights if cache_dtype is None else cache_dtype)
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        is_float = False
+    if not is_float:
+        raise ValueError(
+            f"cache_dtype must be a dtype of floats, such as 'bfloat16': got {cache_dtype!r:.80}"
+        )
+    return dtype
+
+
 def _causal_layers(config: TransformerLMConfig | EncoderDecoderConfig) -> int:
     if isinstance(config, EncoderDecoderConfig):
         return config.num_decoder_layers

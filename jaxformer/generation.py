@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxformer.decoding import generating_programs, read_request
+from jaxformer.decoding import choose_cache_dtype, generating_programs, read_request
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window, lengthen_window
 from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of
@@ -178,9 +178,7 @@ def stream_samples(
         if isinstance(key, int) and not greedy:
             raise ValueError(f"key must be a random key: pass key=jax.random.key({key})")
     definition, parameters = split(model)
-    dtype = jnp.dtype(
-        parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
-    )
+    dtype = choose_cache_dtype(cache_dtype, parameters["token_embedding.embedding"].dtype)
     settings = None if greedy else (temperature, top_k, top_p)
     prompt = _Prompt(is_kept=use_cache and len(keys) > 1)
     read, write = generating_programs(definition, settings, dtype)

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.decoding import SamplingSettings, choose_tokens, make_cache
+from jaxformer.decoding import SamplingSettings, choose_cache_dtype, choose_tokens, make_cache
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import TokenRows
@@ -108,7 +108,7 @@ def generate_target(
         return np.zeros((len(source), 0), np.int32)
     definition, parameters = split(model)
     weights = parameters["target_embedding.embedding"].dtype
-    dtype = jnp.dtype(weights if cache_dtype is None else cache_dtype)
+    dtype = choose_cache_dtype(cache_dtype, weights)
     program = _program(definition, None if greedy else (temperature, top_k, top_p), dtype)
     if not config.reads_features:
         length = source.shape[1]

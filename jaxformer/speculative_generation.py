@@ -12,12 +12,11 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.checks import check_is_integer
-from jaxformer.decoding import read_request
+from jaxformer.decoding import choose_cache_dtype, read_request
 from jaxformer.execution import lengths
 from jaxformer.execution.drafted_window import DraftedWindow, lengthen_drafted
 from jaxformer.execution.token_window import Window
@@ -96,7 +95,7 @@ def stream_with_draft(
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
     (definition, parameters), (draft_definition, draft_parameters) = split(model), split(draft)
     dtypes = tuple(
-        jnp.dtype(p["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype)
+        choose_cache_dtype(cache_dtype, p["token_embedding.embedding"].dtype)
         for p in (parameters, draft_parameters)
     )
     settings = None if greedy else (temperature, top_k, top_p)

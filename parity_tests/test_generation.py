@@ -240,6 +240,23 @@ def test_what_cannot_work_is_refused_before_anything_runs(message):
         )
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bool"])
+def test_a_cache_of_integers_is_refused(dtype):
+    model, twin = pair("none")
+    with pytest.raises(ValueError, match="cache_dtype must be a dtype of floats"):
+        generation.generate(model, prompts(), 4, greedy=True, cache_dtype=dtype)
+    with pytest.raises(ValueError, match="cache_dtype must be a dtype of floats"):
+        torch_generation.generate(
+            twin, torch.from_numpy(prompts()), 4, greedy=True, cache_dtype=getattr(torch, dtype)
+        )
+
+
+def test_a_cache_of_an_unknown_dtype_is_refused():
+    model, _ = pair("none")
+    with pytest.raises(ValueError, match="cache_dtype must be a dtype of floats"):
+        generation.generate(model, prompts(), 4, greedy=True, cache_dtype="bf16")
+
+
 def test_sampling_needs_a_key():
     model, _ = pair("none")
     with pytest.raises(ValueError, match="sampling needs a key"):

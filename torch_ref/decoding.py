@@ -37,6 +37,20 @@ def make_cache(
     ]
 
 
+def choose_cache_dtype(cache_dtype: torch.dtype | None, weights: torch.dtype) -> torch.dtype:
+    """Returns the dtype of keys and values in the cache, by default that of the weights.
+
+    Raises:
+        ValueError: it is none of floats.
+    """
+    dtype = weights if cache_dtype is None else cache_dtype
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(
+            f"cache_dtype must be a dtype of floats, such as torch.bfloat16: got {dtype!r:.80}"
+        )
+    return dtype
+
+
 def _causal_layers(config: TransformerLMConfig | EncoderDecoderConfig) -> int:
     if isinstance(config, EncoderDecoderConfig):
         return config.num_decoder_layers

@@ -14,7 +14,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from torch_ref.attention import LayerCache
-from torch_ref.decoding import choose_tokens, evaluating, make_cache, read_request
+from torch_ref.decoding import (
+    choose_cache_dtype,
+    choose_tokens,
+    evaluating,
+    make_cache,
+    read_request,
+)
 from torch_ref.transformer_lm import TransformerLM
 
 
@@ -166,7 +172,7 @@ def stream_samples(
         stop_tokens=stop_tokens, mask=mask, chunk=chunk,
     )  # fmt: skip
     settings = None if greedy else (temperature, top_k, top_p)
-    cache_dtype = model.token_embedding.weight.dtype if cache_dtype is None else cache_dtype
+    cache_dtype = choose_cache_dtype(cache_dtype, model.token_embedding.weight.dtype)
     stop = torch.tensor(stop_tokens, dtype=torch.long, device=_device(model))
     prompt = _Prompt(is_kept=use_cache and len(generators) > 1)
     return [

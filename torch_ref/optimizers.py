@@ -4,7 +4,7 @@ Each has a setting's name in ``config_optimizers.OPTIMIZERS``.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -207,12 +207,29 @@ def make_optimizer(module: torch.nn.Module, config: OptimizerConfig) -> torch.op
     torch has one for the parameters' device and dtype. Muon has three groups.
     """
     decays, hidden = decay_mask(module), hidden_matrices(module)
+    return optimizer_of(trained_parameters(module), decays, hidden, config)
+
+
+def optimizer_of(
+    parameters: Mapping[str, torch.nn.Parameter],
+    decays: Mapping[str, bool],
+    hidden: Mapping[str, bool],
+    config: OptimizerConfig,
+) -> torch.optim.Optimizer:
+    """Returns the optimizer that the settings name, of parameters that no module need hold.
+
+    Args:
+        parameters: by name.
+        decays: which of them decay.
+        hidden: which of them Muon updates.
+        config: the settings.
+    """
     is_muon = config.optimizer == "muon"
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
     for of_hidden, decay in ((True, True), (False, True), (False, False)):
         group = {"params": [], "weight_decay": config.weight_decay if decay else 0.0}
         groups[of_hidden, decay] = group | ({"hidden": of_hidden} if is_muon else {})
-    for name, parameter in trained_parameters(module).items():
+    for name, parameter in parameters.items():
         groups[is_muon and hidden[name], decays[name]]["params"].append(parameter)
     return _MAKERS[config.optimizer]([g for g in groups.values() if g["params"]], config)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_ref.decoding import choose_tokens, evaluating, make_cache
+from torch_ref.decoding import choose_cache_dtype, choose_tokens, evaluating, make_cache
 from torch_ref.encoder_decoder import EncoderDecoder
 from torch_ref.logits import check_sampling
 from torch_ref.prompts import check_target_tokens, read_features, read_source, read_start
@@ -96,7 +96,7 @@ def generate_target(
         suppress_tokens=suppress_tokens,
         begin_suppress_tokens=begin_suppress_tokens,
     )
-    dtype = weight.dtype if cache_dtype is None else cache_dtype
+    dtype = choose_cache_dtype(cache_dtype, weight.dtype)
     settings = None if greedy else (temperature, top_k, top_p)
     stop = torch.tensor(stop_tokens, dtype=torch.long, device=weight.device)
     source, is_token = source.to(weight.device), is_token.to(weight.device)

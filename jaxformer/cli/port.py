@@ -192,6 +192,8 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
         rows["optimizer"] = "left out" + ("" if target.weights_only else f": {reason}")
     elif raw.unread_optimizer:
         rows["optimizer"] = f"left out: {raw.unread_optimizer}"
+    if raw.unread:
+        rows["not read"] = f"{_describe_names(raw.unread)}, beside the weights"
     if output.vocabulary is not None:
         rows["vocabulary"] = f"{len(output.vocabulary)} characters"
     elif port.checkpoint.tokenizer_file is not None:

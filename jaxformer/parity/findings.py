@@ -8,6 +8,8 @@ Verdict = Literal["exact", "rounding", "amplified", "incomplete", "bug"]
 Stage = Literal["", "parameters", "forward", "backward"]
 # From good to bad.
 VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "amplified", "incomplete", "bug")
+# What a difference of what enters a submodule is called, with its path.
+INPUT_OF = "the input of "
 # Root causes above this share of scale are listed first.
 SEVERE = 1e-3
 
@@ -103,6 +105,8 @@ class Node:
             the dtype under test; None where it was not measured.
         histogram: of its output.
         maps: its attention weights, if it has any.
+        wrong_after: the submodule that gets the last right input before it goes wrong itself, by
+            its path within it; "" if there is none.
     """
 
     path: str
@@ -122,6 +126,7 @@ class Node:
     condition: float | None = None
     histogram: Histogram | None = None
     maps: AttentionMaps | None = None
+    wrong_after: str = ""
 
     @property
     def differences(self) -> dict[str, Difference]:
@@ -284,9 +289,11 @@ class Step:
         number: from 0.
         candidate: the candidate's loss, or its token.
         reference: the reference's loss, or its token.
-        difference: of the losses, or of the logits.
+        difference: of the losses, of the logits, or of the parameter ``worst``.
         note: "tie" where the two best logits are closer than the error.
         worst: path of the parameter that differs most, relative to what is allowed.
+        of_parameter: whether the losses are equal, and the difference is that of ``worst`` after
+            the update.
     """
 
     number: int
@@ -295,3 +302,4 @@ class Step:
     difference: Difference
     note: str = ""
     worst: str = ""
+    of_parameter: bool = False

@@ -124,7 +124,12 @@ class ParitySession:
                 self.streamed = self._open_streamed()
             except CannotStreamError as error:
                 if self.streaming.wanted == "always":
-                    raise
+                    raise CannotStreamError(
+                        f"{source_a.path} cannot be compared block by block: {error}; compare "
+                        "whole models with ",
+                        Setting("stream"),
+                        " never",
+                    ) from error
                 how = f"whole models, as block by block is not possible: {error}"
         self.reference: LoadedReference | EmptyReference
         if self.streamed is None:

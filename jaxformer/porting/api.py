@@ -18,8 +18,8 @@ from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
-from jaxformer.porting.mapping.matching import WRAPPERS
 from jaxformer.porting.mapping.plans import Origin, Plan, plan_export, plan_import
+from jaxformer.porting.mapping.wrapped_names import WRAPPERS
 
 # An NNX module has no place for where it came from, so that is remembered here.
 _ORIGINS: "weakref.WeakKeyDictionary[nnx.Module, Origin]" = weakref.WeakKeyDictionary()
@@ -148,10 +148,10 @@ def export_plan(
 
 
 def _unwrapped(module: Any) -> Any:
-    """Returns the PyTorch module that torch.compile or data parallelism has wrapped."""
+    """Returns the PyTorch module inside of torch.compile, data parallelism and other wrappers."""
     while len(children := dict(module.named_children())) == 1:
         ((name, child),) = children.items()
-        if f"{name}." not in WRAPPERS:
+        if name not in WRAPPERS:
             break
         module = child
     return module

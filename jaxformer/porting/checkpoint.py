@@ -24,9 +24,13 @@ from jaxformer.porting.formats.raw_checkpoints import (
 )
 from jaxformer.porting.mapping.abstract_modules import as_config
 from jaxformer.porting.mapping.casts import cast
-from jaxformer.porting.mapping.matching import unwrap
-from jaxformer.porting.mapping.optimizer_state import OptimizerState, read_optimizer
+from jaxformer.porting.mapping.optimizer_state import (
+    OptimizerState,
+    UnknownStepsError,
+    read_optimizer,
+)
 from jaxformer.porting.mapping.plans import Plan, plan_import
+from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.peft import Adapter, add_adapter, holds_adapter, read_adapter
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer
@@ -117,6 +121,10 @@ class Checkpoint:
             return None
         try:
             return read_optimizer(optimizer, plan, steps=self.raw.record.get("step"))
+        except UnknownStepsError as error:
+            raise CheckpointError(
+                f"{error}, and neither does the file: take the weights alone"
+            ) from None
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the optimizer's state is not as PyTorch has it ({error}): "

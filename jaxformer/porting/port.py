@@ -167,7 +167,12 @@ def write_port(
         files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
         record = make_certificate(
             command=command,
-            source={"path": source, "format": raw.kind, "files": hashes.result()},
+            source={
+                "path": source,
+                "format": raw.kind,
+                "files": hashes.result(),
+                "not_read": list(raw.unread),
+            },
             target={
                 "path": str(path),
                 "format": target.format,

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxformer.errors import CheckpointError, Setting, UnsafeFileError, UsageError
 from jaxformer.porting.checkpoint import Checkpoint
-from jaxformer.porting.mapping.matching import unwrap
+from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.storage.strict_json import parse_json
 
 

@@ -1,7 +1,8 @@
 """Training that starts from a checkpoint, or changes between PyTorch and JAX in mid-run."""
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.config_optimizers import OPTIMIZERS
-from jaxformer.errors import UsageError
+from jaxformer.errors import Setting, UsageError
+from jaxformer.optimizers import learning_rate
 from jaxformer.parameters import Parameters, get_parameters
 from jaxformer.porting.api import build, export_plan, import_plan
 from jaxformer.porting.checkpoint import open_checkpoint
@@ -19,10 +21,13 @@ from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.optimizer_state import (
     OptimizerState,
+    UnknownStepsError,
     export_moments,
     find_kind,
     read_optimizer,
 )
+from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.source_checks import check_patterns
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
@@ -136,7 +141,8 @@ def train_state_from_torch(
         The NNX module, and the state with its parameters and moments.
 
     Warns:
-        UserWarning: the optimizer has other settings than ``config``; all such are named.
+        UserWarning: the optimizer has other settings than ``config``; all such are named. Its
+            learning rate is compared with that of the schedule, once it has made a step.
 
     Raises:
         UsageError: the optimizer is not that of ``config``, holds a parameter that is none of the
@@ -145,7 +151,10 @@ def train_state_from_torch(
     """
     plan = import_plan(model, dialect)
     state = optimizer if isinstance(optimizer, Mapping) else _named_state(model, optimizer)
-    target = read_optimizer(state, plan, steps=steps)
+    try:
+        target = read_optimizer(state, plan, steps=steps)
+    except UnknownStepsError as error:
+        raise UnknownStepsError(f"{error}: give them with ", Setting("steps")) from None
     module = build(plan, training=model.training)
     return module, make_train_state(get_parameters(module), target, config)
 
@@ -183,7 +192,8 @@ def make_train_state(
             f"the state is that of {OPTIMIZERS[optimizer.kind].title}, the settings are those of "
             f"{config.kind.title}"
         )
-    for line in other_settings(optimizer.settings, config):
+    others = (*other_settings(optimizer.settings, config), *_other_rate(optimizer, config))
+    for line in others:
         warnings.warn(line, stacklevel=3)
     moments = {
         group: {
@@ -195,9 +205,26 @@ def make_train_state(
     return fill_state({"parameters": parameters, **moments, "step": step}, config)
 
 
+def _other_rate(optimizer: OptimizerState, config: OptimizerConfig) -> Iterator[str]:
+    """Yields a line if the rate of the last step, or of the next one, is not the schedule's."""
+    had = optimizer.settings.get("learning_rate")
+    if had is None or optimizer.count == 0:
+        return
+    # Some loops set the rate before a step; PyTorch's schedulers set the next one after it.
+    last, following = (
+        float(learning_rate(config, step)) for step in (optimizer.count - 1, optimizer.count)
+    )
+    least = 1e-6 * config.learning_rate
+    if not any(math.isclose(had, rate, rel_tol=1e-5, abs_tol=least) for rate in (last, following)):
+        yield (
+            f"the optimizer had learning_rate {had:g} after {optimizer.count} steps, this run has "
+            f"{following:g}"
+        )
+
+
 def train_state_to_torch(
     module: Any, state: TrainState, model: Any, optimizer: Any, *, dialect: str | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns what a PyTorch run needs to continue a run in JAX.
 
     The parameter groups keep the settings that they have in ``optimizer``, its learning rate too.
@@ -210,8 +237,8 @@ def train_state_to_torch(
         dialect: see ``to_torch``.
 
     Returns:
-        Weights by the names of ``model`` (numpy arrays, for ``torch.as_tensor``), and a state dict
-        for ``optimizer.load_state_dict``.
+        Tensors for ``model.load_state_dict``, by the names of ``model``, wrappers included, and a
+        state dict for ``optimizer.load_state_dict``.
 
     Raises:
         UsageError: the dialect cannot hold the module.
@@ -231,7 +258,7 @@ def train_state_to_torch(
     moments = export_moments(kept, plan, kind)
     linked = {name for link in plan.links for name in link.source}
     names: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in unwrap(dict(model.named_parameters(remove_duplicate=False))).items():
         carrier = name if name in linked else plan.module_mapping.aliases.get(name, name)
         names.setdefault(id(parameter), carrier)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -247,10 +274,18 @@ def train_state_to_torch(
         for place, parameter in enumerate(parameters)
     }
     groups = optimizer.state_dict()["param_groups"]
-    return (
-        {name: tensor.read() for name, tensor in plan.tensors.items()},
-        {"state": entries, "param_groups": groups},
-    )
+    return _weights_of(model, plan), {"state": entries, "param_groups": groups}
+
+
+def _weights_of(model: Any, plan: Plan) -> dict[str, Any]:
+    """Returns the tensors of an export by the names of a module, which may be wrapped."""
+    state = unwrap({name: (name, tensor) for name, tensor in model.state_dict().items()})
+    first = next(iter(state.values()))[1]
+    weights = {}
+    for plain, tensor in plan.tensors.items():
+        name, like = state.get(plain, (plain, first))
+        weights[name] = to_torch_like(like, tensor.read())
+    return weights
 
 
 def _count(parameter: Any, state: TrainState) -> Any:

@@ -24,6 +24,8 @@ from jaxformer.porting.formats.tensors import StoredTensor
 from tests.support.ported import gpt2_state, hugging_face, port
 from tests.support.tiers import FULL
 from tests.support.verified import changed, llama, nudged, verify
+from torch_ref.config import TransformerLMConfig
+from torch_ref.transformer_lm import TransformerLM
 
 torch = pytest.importorskip("torch")
 SHORT = ("--length", 9)
@@ -181,6 +183,7 @@ def test_weights_that_are_one_array_of_the_reference(tmp_path):
     found = result(repro).differences
     assert {name for name, d in found.items() if d.is_bug} == {
         "blocks.1.attention.k_proj: output",
+        "blocks.1.attention.k_proj: weight kernel",
         "gradient of input 0",
     }
 
@@ -190,6 +193,22 @@ def test_weights_that_are_one_array_of_the_reference(tmp_path):
     stored["candidate/1/state/kernel"] = StoredTensor.of(right.astype(np.float64))
     write_safetensors(repro / "arrays.safetensors", stored)
     assert result(repro).is_equal
+
+
+def test_a_wrong_row_that_no_token_reads_is_shown(tmp_path):
+    torch.manual_seed(0)
+    reference = TransformerLM(
+        TransformerLMConfig(vocab_size=11, d_model=8, num_heads=2, num_layers=1, context_length=9)
+    ).eval()
+    candidate = from_torch(reference)
+    embedding = candidate.token_embedding.embedding
+    embedding[...] = embedding[...].at[5].add(0.1)
+    repro = write_repro(
+        tmp_path / "repro", reference, candidate, [np.arange(4)[None]], "token_embedding"
+    )
+    found = repro.run(repro.build_reference(), repro.build_candidate())
+    assert {name for name, d in found.differences.items() if d.is_bug} == {"weight embedding"}
+    assert not found.is_equal
 
 
 @pytest.mark.tier("full")

@@ -302,6 +302,24 @@ def test_what_cannot_be_streamed_is_one_line(tmp_path):
     assert "holds other files" in told
 
 
+@FULL
+def test_blocks_without_a_counterpart_are_compared_in_whole_models(tmp_path):
+    """T5's first block makes the positions of the others; they are parts of the whole."""
+    config = transformers.T5Config(
+        vocab_size=31, d_model=12, d_kv=6, d_ff=20, num_layers=1, num_heads=2,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    paths = tmp_path / "t5", tmp_path / "t5", "--length", 5
+    _, told = run_rejected("verify", *paths, "--stream", "always")
+    assert "cannot be compared block by block: no module of the reference is paired with" in told
+    assert told.rstrip().endswith("compare whole models with --stream never")
+    code, lines = verify(*paths, "--stream", "never", "--mode", "forward")
+    assert code == 0
+    assert "2 not compared by themselves" in lines[-2]
+    assert "incomplete" not in "".join(lines)
+
+
 @pytest.mark.tier("slow")
 def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path):
     code = """

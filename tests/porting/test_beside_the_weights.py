@@ -1,5 +1,7 @@
 """What lies beside the weights: optimizers under other keys, ids of special tokens, buffers."""
 
+import json
+
 import pytest
 import torch
 from transformers import (
@@ -77,6 +79,28 @@ def test_several_optimizers_are_left_out_and_named(saved, tmp_path, capsys):
     assert "left out: there are several, in 'first', 'others'" in error
 
 
+def test_what_else_is_in_the_file_is_said_not_to_be_read(saved, tmp_path, capsys):
+    path = saved(
+        optimizer=lambda state: state,
+        ema=lambda state: llama().state_dict(),
+        scheduler=lambda state: {"last_epoch": 3},
+        scaler=lambda state: {"scale": 65536.0},
+        epoch=lambda state: 3,
+    )
+    assert main(["port", str(path), str(tmp_path / "out")]) == 0
+    assert "not read     ema, scheduler, scaler, beside the weights" in capsys.readouterr().err
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["source"]["not_read"] == ["ema", "scheduler", "scaler"]
+
+
+def test_a_state_dict_under_an_unknown_key_is_rejected_with_those_that_are_known(tmp_path, refuse):
+    torch.save({"net": llama().state_dict()}, tmp_path / "net.pt")
+    refuse(
+        ["port", tmp_path / "net.pt", tmp_path / "out"], 4,
+        "'net' are no arrays", "model, state_dict, model_state_dict, weights",
+    )  # fmt: skip
+
+
 def test_the_optimizer_of_a_trainer_is_named(tmp_path, capsys):
     model = llama()
     model.save_pretrained(tmp_path / "hf")
@@ -108,7 +132,7 @@ def test_a_buffer_that_is_a_parameter_here_has_no_moments_there():
         )
     )  # fmt: skip
     optimizer = after_a_step(model, torch.arange(6)[None])
-    config = OptimizerConfig(beta2=0.999, weight_decay=0.0)
+    config = OptimizerConfig(beta2=0.999, weight_decay=0.0, warmup_steps=0)
     module, state = train_state_from_torch(model, optimizer, config)
     assert not moments_of(state.optimizer_state)["mu"]["lm_head.bias"].any()
     _, back = train_state_to_torch(module, state, model, optimizer)

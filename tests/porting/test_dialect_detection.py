@@ -8,8 +8,8 @@ import torch_ref.config
 import torch_ref.transformer_lm
 from jaxformer.config import TransformerLMConfig
 from jaxformer.config_speech import SpeechTransformerConfig
-from jaxformer.errors import UsageError
-from jaxformer.porting.api import from_torch
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.porting.dialects import detect_dialect, find_dialect
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -109,3 +109,46 @@ def test_wrapped_modules_are_unwrapped():
     wrapped = torch.nn.DataParallel(torch.compile(module, backend="eager"))
     assert all(name.startswith("module._orig_mod.") for name in wrapped.state_dict())
     assert from_torch(wrapped).config == from_torch(module, "unified").config
+
+
+MIDDLE = "blocks.0."
+WRAPPED = {
+    "Lightning": lambda name: f"model.{name}",
+    "FSDP": lambda name: f"_fsdp_wrapped_module.{name}".replace(
+        MIDDLE, f"{MIDDLE}_fsdp_wrapped_module."
+    ),
+    "checkpointed": lambda name: name.replace(MIDDLE, f"{MIDDLE}_checkpoint_wrapped_module."),
+    "compiled": lambda name: name.replace(MIDDLE, f"{MIDDLE}_orig_mod."),
+    "averaged": lambda name: f"module._orig_mod.{name}",
+    "Lightning, compiled": lambda name: f"model._orig_mod.{name}",
+}
+
+
+def twin_state():
+    return _torch_ref().state_dict(), {"class": "TransformerLM", **TORCH_REF}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_names_lose_what_wrappers_add(wrapper):
+    state, config = twin_state()
+    wrapped = {WRAPPED[wrapper](name): array for name, array in state.items()}
+    if wrapper == "averaged":
+        wrapped["n_averaged"] = torch.tensor(3)
+    found = to_torch(from_torch(wrapped, "torch_ref", config))
+    assert found.keys() == state.keys()
+    assert all(np.array_equal(found[name], array.numpy()) for name, array in state.items())
+
+
+def test_an_attribute_around_the_model_is_named_in_one_line():
+    state, config = twin_state()
+    wrapped = {f"net.{name}": array for name, array in state.items()}
+    with pytest.raises(CheckpointError, match=r"^all names begin with net\., .* of TransformerLM"):
+        from_torch(wrapped, "torch_ref", config)
+
+
+def test_what_lies_beside_the_model_is_left_out_by_its_name():
+    state, config = twin_state()
+    wrapped = {f"model.{name}": array for name, array in state.items()}
+    wrapped["loss.weight"] = torch.ones(3)
+    found = to_torch(from_torch(wrapped, "torch_ref", config, ignore=["loss.*"]))
+    assert found.keys() == state.keys()

@@ -210,13 +210,51 @@ def test_settings_of_the_optimizer_that_the_run_has_not_are_named():
     ]
 
 
+def test_another_learning_rate_is_named():
+    model = new_model("gpt2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=BETAS, weight_decay=0.0)
+    logits = model(torch.zeros(1, 3, dtype=torch.int64)).logits
+    logits.sum().backward()
+    optimizer.step()
+    constant = dataclasses.replace(WITHOUT_DECAY, schedule="constant", warmup_steps=0)
+    with pytest.warns(UserWarning, match="learning_rate 0.0003 after 1 steps, this run has 0.003"):
+        train_state_from_torch(model, optimizer, constant)
+    train_state_from_torch(model, optimizer, dataclasses.replace(constant, learning_rate=3e-4))
+
+
+@pytest.mark.parametrize(
+    "wrap", [torch.nn.DataParallel, lambda m: torch.compile(m, backend="eager")]
+)
+def test_weights_have_the_names_of_a_wrapped_model(wrap):
+    model = wrap(new_model("gpt2").to(torch.bfloat16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS, weight_decay=0.0)
+    module, state = train_state_from_torch(model, optimizer, WITHOUT_DECAY)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    weights, moments = train_state_to_torch(module, state, model, optimizer)
+    model.load_state_dict({name: torch.as_tensor(value) for name, value in weights.items()})
+    optimizer.load_state_dict(moments)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_parameters_that_the_optimizer_does_not_have_are_named():
+    model = new_model("gpt2")
+    model.transformer.wpe.weight.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, betas=BETAS, weight_decay=0.0)
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds 27 parameters and the model 28, without transformer.wpe.weight: .* alone",
+    ):
+        train_state_from_torch(model, optimizer, WITHOUT_DECAY)
+
+
 def test_the_steps_of_sgd_are_given():
     model = new_model("gpt2")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run_torch(model, optimizer, range(2))
-    config = OptimizerConfig(optimizer="sgd", weight_decay=0.0)
+    config = dataclasses.replace(WITHOUT_DECAY, optimizer="sgd")
     assert train_state_from_torch(model, optimizer, config, steps=2)[1].step == 2
-    with pytest.raises(CheckpointError, match="how many steps"):
+    with pytest.raises(CheckpointError, match="how many steps it has made: give them with steps="):
         train_state_from_torch(model, optimizer, config)
 
 

@@ -9,4 +9,5 @@ In go two models and their inputs. Out comes a ``Report``.
 - ``reference_run``: the reference, run once for any number of candidates.
 - ``training``, ``generation``: ``compare_training`` and ``compare_generation``, step by step.
 - ``training_runs``, ``shared_dropout``: both sides of a training comparison, equal dropout masks.
+- ``mirrored_optimizer``: PyTorch's optimizer, for parameters in the candidate's layout.
 """

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.decoding import make_cache
+from jaxformer.errors import UsageError
 from jaxformer.parity.findings import Step
 from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
@@ -38,7 +39,7 @@ def compare_generation(
         torch_module: the reference: token ids (B, T) to logits (B, T, V); it is not changed.
         jax_module: the candidate; default: what ``from_torch`` makes of the reference.
         prompt: token ids (1, T); default 0, 1, …, at most eight.
-        tokens: how many to generate, as far as the context allows.
+        tokens: how many to generate, at least 1, as far as the context allows.
         dialect: the name of the reference's dialect; default found by its class.
         force: whether the dialect may contradict the reference's config.
         torch_call: how to call the reference without a cache, given it and a tensor of ids.
@@ -47,8 +48,13 @@ def compare_generation(
     Returns:
         A report with a step for each token. If both sides choose different tokens although their
         logits are equal up to rounding, the step is a tie.
+
+    Raises:
+        UsageError: torch is missing, or there is no token to generate.
     """
     torch = torch_trace.require_torch()
+    if tokens < 1:
+        raise UsageError(f"tokens must be at least 1: got {tokens}")
     with jax.enable_x64(True), match_alibi_slopes(torch_module):
         plan = import_plan(torch_module, dialect, force=force)
         candidate = build(plan) if jax_module is None else jax_module
@@ -57,6 +63,11 @@ def compare_generation(
             prompt = np.arange(min(8, config.context_length - 1))[None] % config.vocab_size
         prompt = np.asarray(prompt)
         tokens = min(tokens, config.context_length - prompt.shape[1])
+        if tokens < 1:
+            raise UsageError(
+                f"a prompt of {prompt.shape[1]} tokens leaves none to generate: the context has "
+                f"{config.context_length}"
+            )
         length = prompt.shape[1] + tokens
         module = torch_trace.in_float64(torch_module)
         call = torch_call or torch_trace.call_module

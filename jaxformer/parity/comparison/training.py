@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxformer.config import OptimizerConfig
+from jaxformer.errors import UsageError
 from jaxformer.parity.comparison.training_runs import (
     Batch,
     CandidateTraining,
@@ -36,17 +37,21 @@ def compare_training(
 ) -> Report:
     """Trains two language models from their weights on the same batches, in float64.
 
-    Each step is AdamW with clipping on the mean cross-entropy. How far float64's rounding may move
-    a trajectory is measured: the reference is trained a second time in float32, and the line is
-    drawn as in ``judge``. Parameters whose gradient is zero in exact arithmetic (key biases) are
-    moved by rounding alone, which Adam scales up to whole steps; they are not judged.
+    Each step is an update of ``optimizer`` on the mean cross-entropy, with z-loss and label
+    smoothing where it has them; its average of the weights is not compared. Both sides update the
+    candidate's parameters: a fused matrix of the reference as the matrices that it is made of.
+
+    How far float64's rounding may move a trajectory is measured: the reference is trained a second
+    time in float32, and the line is drawn as in ``judge``. Parameters whose gradient is zero in
+    exact arithmetic (key biases) are moved by rounding alone, which Adam scales up to whole steps;
+    they are not judged.
 
     Args:
         torch_module: the reference: token ids (B, T) to logits (B, T, V); it is not changed.
         jax_module: the candidate; default: what ``from_torch`` makes of the reference.
         batches: inputs and targets (B, T) of each step; default random ones of 2 · 16 tokens.
-        steps: the number of steps.
-        optimizer: its settings.
+        steps: the number of steps, at least 1.
+        optimizer: its settings; default AdamW at 1e-3, with clipping and no warm-up.
         dialect: the name of the reference's dialect; default found by its class.
         force: whether the dialect may contradict the reference's config.
         dropout: whether to train with dropout, both sides dropping the same units.
@@ -54,10 +59,12 @@ def compare_training(
         about: notes for the report.
 
     Raises:
-        UsageError: torch is missing, the models do not fit one another, or with ``dropout``, they
-            call dropout in different places.
+        UsageError: torch is missing, ``steps`` is less than 1, the models do not fit one another,
+            or with ``dropout``, they call dropout in different places.
     """
     torch_trace.require_torch()
+    if steps < 1:
+        raise UsageError(f"steps must be at least 1: got {steps}")
     call = torch_call or torch_trace.call_module
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
     with jax.enable_x64(True), match_alibi_slopes(torch_module):
@@ -87,10 +94,14 @@ def compare_training(
                 {n: a for n, a in reference.weights().items() if n not in reference.idle},
                 reference_low.weights(),
             )
-            if parameter.is_bug and not difference.is_bug:
-                difference = parameter
+            of_loss = difference.is_bug or not parameter.is_bug
+            difference = difference if of_loss else parameter
             worst = name if difference.is_bug else ""
-            compared.append(Step(number, candidate_loss, loss, difference, worst=worst))
+            compared.append(
+                Step(
+                    number, candidate_loss, loss, difference, worst=worst, of_parameter=not of_loss
+                )
+            )
     return Report("train", "float64", (), (), tuple(compared), dict(about or {}))
 
 

@@ -1,4 +1,4 @@
-"""The two sides of a training comparison: AdamW with clipping on the mean cross-entropy."""
+"""The two sides of a training comparison: an optimizer with clipping on the training loss."""
 
 import contextlib
 import copy
@@ -13,9 +13,10 @@ import numpy as np
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import UsageError
 from jaxformer.layers import inject_keep_masks
-from jaxformer.losses import cross_entropy
+from jaxformer.losses import token_losses
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import merge, split
+from jaxformer.parity.comparison.mirrored_optimizer import MirroredOptimizer
 from jaxformer.parity.comparison.shared_dropout import control_torch_dropout, find_dropout_calls
 from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.tolerance import ROUNDOFF
@@ -54,7 +55,6 @@ class ReferenceTraining:
         dropout: bool,
     ):
         import torch_ref.config
-        import torch_ref.optimizers
 
         if in_float64:
             self.module = torch_trace.in_float64(module)
@@ -63,7 +63,7 @@ class ReferenceTraining:
         self.module.train() if dropout else self.module.eval()
         self.plan, self.call, self.in_float64 = plan, call, in_float64
         self.config = torch_ref.config.OptimizerConfig(**dataclasses.asdict(config))
-        self.optimizer = torch_ref.optimizers.make_optimizer(self.module, self.config)
+        self.optimizer = MirroredOptimizer(self.module, plan, self.config)
         self.idle: set[str] = set()
 
     def step(
@@ -77,10 +77,11 @@ class ReferenceTraining:
             masks: of dropout, in the order of calls; default drawn.
 
         Returns:
-            The loss before the update (nats per token), and the masks of dropout.
+            The training loss before the update (nats per token), and the masks of dropout.
         """
         import torch
 
+        import torch_ref.losses
         import torch_ref.optimizers
 
         inputs, targets = (torch.as_tensor(np.asarray(a, np.int64)) for a in batch)
@@ -88,16 +89,19 @@ class ReferenceTraining:
         precision = torch_trace.everything_in_float64() if in_float64 else contextlib.nullcontext()
         with precision, control_torch_dropout(number, masks) as used_masks:
             logits = torch_trace.first_float(self.call(self.module, inputs))
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-            self.optimizer.zero_grad(set_to_none=True)
+            loss = torch_ref.losses.token_losses(
+                logits,
+                targets,
+                z_loss=self.config.z_loss,
+                label_smoothing=self.config.label_smoothing,
+            ).mean()
+            self.module.zero_grad(set_to_none=True)
             loss.backward()
         if number == 0 and in_float64:
             self._find_idle()
         if self.config.clip_norm is not None:
             torch_ref.optimizers.clip_by_global_norm(self.module, self.config.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = torch_ref.optimizers.learning_rate(self.config, number)
-        self.optimizer.step()
+        self.optimizer.step(torch_ref.optimizers.learning_rate(self.config, number))
         return float(loss.detach()), used_masks
 
     def weights(self) -> Weights:
@@ -139,7 +143,7 @@ class CandidateTraining:
 
     def __init__(self, module: Any, config: OptimizerConfig, *, dropout: bool):
         self.definition, self.parameters = split(module)
-        self.dropout = dropout
+        self.config, self.dropout = config, dropout
         self.optimizer = make_optimizer(config)
         self.state = self.optimizer.init(self.parameters)
         self._dropout_calls: list[tuple[str, tuple[int, ...]]] | None = None
@@ -168,7 +172,13 @@ class CandidateTraining:
             model = merge(self.definition, parameters)
             model.train() if self.dropout else model.eval()
             inject_keep_masks(model, masks)
-            return cross_entropy(model(inputs), targets)
+            losses = token_losses(
+                model(inputs),
+                targets,
+                z_loss=self.config.z_loss,
+                label_smoothing=self.config.label_smoothing,
+            )
+            return jnp.mean(losses)
 
         loss, gradients = jax.value_and_grad(compute_loss)(parameters)
         updates, state = self.optimizer.update(gradients, state, parameters)

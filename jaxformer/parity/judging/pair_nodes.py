@@ -11,7 +11,7 @@ from jaxformer.parity.judging.context import (
     measure_in_context,
     measure_reference_rounding,
 )
-from jaxformer.parity.judging.verdicts import explain, worst_difference
+from jaxformer.parity.judging.verdicts import explain, last_right_input, worst_difference
 from jaxformer.parity.matching.calls.pairs import Pair, PairKey, depth_of
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.memory import LARGE
@@ -107,6 +107,7 @@ class PairNodes:
             forward=worst_difference(difference for _, difference in differences.forward),
             message=explain(differences.forward, list(differences.backward.items())),
             backward=differences.backward,
+            wrong_after=last_right_input(differences.forward),
         )
 
     def contexts(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from jaxformer.parity.findings import Difference, Node, Stage, Verdict
+from jaxformer.parity.findings import INPUT_OF, Difference, Node, Stage, Verdict
 
 # An output whose relative error is over this many times that of the input has lost three bits.
 AMPLIFIED = 8.0
@@ -49,6 +49,13 @@ def arithmetic_stage(node: Node) -> Stage:
     if node.forward is not None and node.forward.is_bug:
         return "forward"
     return "backward" if any(d.is_bug for d in node.backward.values()) else ""
+
+
+def last_right_input(forward: Sequence[tuple[str, Difference]]) -> str:
+    """Returns which submodule got the last right input before a difference; "" if none did."""
+    wrong = next((n for n, (_, difference) in enumerate(forward) if difference.is_bug), 0)
+    entered = [name for name, _ in forward[:wrong] if name.startswith(INPUT_OF)]
+    return entered[-1].removeprefix(INPUT_OF) if entered else ""
 
 
 def explain(

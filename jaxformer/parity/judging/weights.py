@@ -79,6 +79,22 @@ def compare_weight(
     return difference, _describe(name, candidate, reference) if difference.is_bug else None
 
 
+def find_wrong_weights(
+    candidate: Mapping[str, Any], reference: Mapping[str, StoredTensor]
+) -> dict[str, np.ndarray]:
+    """Returns the reference's numbers of the candidate's wrong weights, by name.
+
+    What one side lacks, or has in another shape, is left out.
+    """
+    wrong = {}
+    for name, tensor in reference.items():
+        if name in candidate and candidate[name].shape == tensor.shape:
+            expected = tensor.read()
+            if weight_difference(np.asarray(candidate[name]), expected).is_bug:
+                wrong[name] = expected
+    return wrong
+
+
 def describe_places(
     looks: Mapping[str, str],
     candidate: Mapping[str, StoredTensor],

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxformer.parity.findings import (
@@ -91,9 +91,25 @@ class Report:
             if node.is_root_cause and (node.worst is not None or node.reference_path not in named)
         }
         lines = {cause.jax_module: cause for cause in reversed(self.causes)}
-        found = [_cause_of(node, lines.get(path)) for path, node in judged.items()]
+        found = [
+            _cause_of(node, lines.get(node.path))
+            for node in self._in_order_of_bugs(judged.values())
+        ]
         found += [cause for cause in self.causes if cause.jax_module not in judged]
         return tuple(sorted(found, key=lambda cause: not cause.is_severe))
+
+    def _in_order_of_bugs(self, nodes: Iterable[Node]) -> list[Node]:
+        """Returns nodes by the places of their own bugs: after what is right inside of them."""
+        places = {node.path: place for place, node in enumerate(self.nodes)}
+
+        def place_of(node: Node) -> int:
+            if node.stage != "forward" or not node.wrong_after:
+                return places[node.path]
+            right = f"{node.path}.{node.wrong_after}".lstrip(".")
+            inside = [n for path, n in places.items() if f"{path}.".startswith(f"{right}.")]
+            return max(inside, default=places[node.path])
+
+        return sorted(nodes, key=place_of)
 
     @property
     def is_by_operators(self) -> bool:

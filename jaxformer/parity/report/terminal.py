@@ -32,6 +32,7 @@ from jaxformer.parity.report.text import (
     step_unit,
     title,
     verdict_line,
+    verdict_word,
 )
 from jaxformer.parity.report.tree import Branch, build_tree, fold_repeats, merge
 
@@ -242,7 +243,7 @@ class _Printer:
         report = self.report
         counts = {v: sum(node.verdict == v for node in report.nodes) for v in VERDICTS}
         counted = ", ".join(
-            f"{count} {verdict}{root_cause_count(report, verdict)}"
+            f"{count} {verdict_word(verdict, count)}{root_cause_count(report, verdict)}"
             for verdict, count in counts.items()
             if count
         )

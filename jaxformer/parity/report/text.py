@@ -169,12 +169,14 @@ def step_unit(report: "Report") -> str:
 
 def step_line(report: "Report", step: Step) -> str:
     """Returns what differs at one step of training or generation, in a sentence."""
-    what = "logits differ" if report.mode == "generate" else "loss differs"
-    worst = f", most of all in {step.worst}" if step.worst else ""
     difference = step.difference
+    what = "the logits differ" if report.mode == "generate" else "the loss differs"
+    worst = f", most of all in {step.worst}" if step.worst else ""
+    if step.of_parameter:
+        what, worst = f"the losses are equal, and after the update {step.worst} differs", ""
     return (
         f"{step_unit(report)} {step.number}: candidate {number(step.candidate)}, "
-        f"reference {number(step.reference)}, the {what} by {scientific(difference.relative)} of "
+        f"reference {number(step.reference)}, {what} by {scientific(difference.relative)} of "
         f"scale, allowed {scientific(_relative_allowed(difference))}{worst}"
     )
 
@@ -194,6 +196,17 @@ def verdict_line(report: "Report") -> str:
         return f"bug: {one_line(report.weights[0])}"
     assert report.first_divergence is not None
     return f"bug: {step_line(report, report.first_divergence)}"
+
+
+def verdict_word(verdict: Verdict, count: int) -> str:
+    """Returns what so many nodes with a verdict are called.
+
+    A node that was not run by itself is a part of the one around it, and may have been compared so:
+    whether anything was not is the verdict of the whole report.
+    """
+    if verdict != "incomplete":
+        return verdict
+    return f"not compared by {'itself' if count == 1 else 'themselves'}"
 
 
 def root_cause_count(report: "Report", verdict: Verdict) -> str:

@@ -1,7 +1,7 @@
 """Runs one pair of modules by itself and collects what its repro holds."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class ReproContents:
         calls: of the whole candidate, by path.
         candidate: the whole candidate.
         backward: whether gradients are compared too.
+        wrong_weights: what the reference has in place of the candidate's wrong weights, by name.
 
     Attributes:
         arrays: weights, arguments and expected results, by the side or kind, the place of the
@@ -47,6 +48,7 @@ class ReproContents:
         calls: Mapping[str, jax_trace.JaxCall],
         candidate: Any,
         backward: bool,
+        wrong_weights: Mapping[str, np.ndarray],
     ):
         self.reference, self.candidate, self.pair = reference, candidate, pair
         self.backward = backward
@@ -69,6 +71,7 @@ class ReproContents:
         ]
         self.groups: list[list[int]] = []
         self._expect_outputs(matched[0])
+        self._expect_of_parameters("weight", wrong_weights.items())
         if backward:
             self._expect_input_gradients(matched[0])
         if backward and reference.plan is not None:
@@ -146,11 +149,15 @@ class ReproContents:
             if not found.keys() >= set(link.source):
                 continue
             converted = link.to_target([found[name] for name in link.source])
-            for full, gradient in zip(link.target, converted, strict=True):
-                for place, path in enumerate(self.pair.candidate):
-                    if full.startswith(f"{path}.") or not path:
-                        name = full.removeprefix(f"{path}.") if path else full
-                        self.arrays[f"expected/{place}/parameter/{name}"] = gradient
+            self._expect_of_parameters("parameter", zip(link.target, converted, strict=True))
+
+    def _expect_of_parameters(self, kind: str, found: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Adds what is expected of parameters, given by their names in the whole candidate."""
+        for full, expected in found:
+            for place, path in enumerate(self.pair.candidate):
+                if full.startswith(f"{path}.") or not path:
+                    name = full.removeprefix(f"{path}.") if path else full
+                    self.arrays[f"expected/{place}/{kind}/{name}"] = expected
 
     def _add(self, start: str, arrays: Mapping[Any, np.ndarray]) -> None:
         """Adds arrays under a prefix of their names."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxformer.errors import CheckpointError
 from jaxformer.parity.findings import Difference
+from jaxformer.parity.judging.weights import weight_difference
 from jaxformer.parity.matching.calls.positions import match_alibi_slopes
 from jaxformer.parity.recording.calls import jax_isolated as isolated_run
 from jaxformer.parity.recording.calls import jax_trace
@@ -39,7 +40,7 @@ class ReproResult:
     """What running both modules gave.
 
     Attributes:
-        differences: of each output and gradient, the candidate's from the reference's.
+        differences: of each output, gradient and wrong weight, from the reference's.
         reference_changed: whether the reference's output is another than when the repro was
             written.
     """
@@ -160,15 +161,21 @@ class Repro:
             if kind == "input":
                 # All candidate modules get the same input, so their gradients of it add up.
                 group = self.about["groups"][int(which)]
-                measured = functools.partial(_input_gradient, runs, group)
                 label = f"gradient of input {group[0]}"
-            else:
-                measured = functools.partial(runs[int(place)].measured, kind, which)
-                label = "output" if kind == "output" else f"gradient of {which}"
-            if len(runs) > 1 and kind != "input":
+                found[label] = _judge(functools.partial(_input_gradient, runs, group), expected)
+                continue
+            run = runs[int(place)]
+            label = "output" if kind == "output" else f"gradient of {which}"
+            if kind == "weight":
+                label = f"weight {which}"
+            if len(runs) > 1:
                 label = f"{self.about['candidate']['calls'][int(place)]['path']}: {label}"
-            low = functools.partial(measured, "float32")
-            found[label] = judge(measured("float64"), expected, low)
+            if kind == "weight":
+                # Its own dtype may be narrower: the folder has the candidate's numbers in float64.
+                own = run.weights[which].astype(expected.dtype)
+                found[label] = weight_difference(own, expected)
+            else:
+                found[label] = _judge(functools.partial(run.measured, kind, which), expected)
         return dict(sorted(found.items(), key=lambda item: not item[0].endswith("output")))
 
 
@@ -177,7 +184,8 @@ class _CandidateRun:
 
     def __init__(self, repro: Repro, place: int, module: Any):
         side = f"candidate/{place}"
-        self.module = with_weights(module, repro.arrays(f"{side}/state/"))
+        self.weights = repro.arrays(f"{side}/state/")
+        self.module = with_weights(module, self.weights)
         share_saved_tables(self.module, repro.stored("tables/"))
         call = repro.about["candidate"]["calls"][place]
         self.method = call["method"]
@@ -207,6 +215,11 @@ class _CandidateRun:
 def _input_gradient(runs: Sequence[_CandidateRun], group: Sequence[int], dtype: str) -> np.ndarray:
     outcomes = [run.outcome(dtype) for run in runs]
     return np.sum([o.input_gradients[n] for o in outcomes for n in group], axis=0)
+
+
+def _judge(measured: Callable[[str], np.ndarray], expected: np.ndarray) -> Difference:
+    """Judges what was measured of the candidate in each dtype."""
+    return judge(measured("float64"), expected, functools.partial(measured, "float32"))
 
 
 def _present_name(name: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
+from jaxformer.parity.judging.weights import find_wrong_weights
 from jaxformer.parity.matching.calls.calls import Unmatched, match_calls
 from jaxformer.parity.matching.calls.pairs import TIED_HEAD, Pair
 from jaxformer.parity.matching.calls.positions import match_alibi_slopes, position_ids_from_mask
@@ -101,7 +102,12 @@ def write_repro(
         run = jax_call or (lambda module, given: module(*given, **counted))
         calls, _ = jax_trace.trace(candidate, lambda module: run(module, given))
         pair = _choose_pair(path, reference, pairs, calls)
-        contents = ReproContents(reference, pair, calls, candidate, backward)
+        wrong = (
+            {}
+            if reference.plan is None
+            else find_wrong_weights(jax_trace.parameters_of(jax_module), reference.plan.tensors)
+        )
+        contents = ReproContents(reference, pair, calls, candidate, backward, wrong)
     made = not folder.exists()
     try:
         folder.mkdir(exist_ok=True)

@@ -100,7 +100,9 @@ def find_layout(plan: Plan, candidate: Any, modules: Mapping[str, Any]) -> Layou
         if isinstance(node, Block):
             pair = by_path.get(join_path(path))
             if pair is None or not pair.can_run_isolated or len(pair.reference) > 1:
-                raise CannotStreamError(f"the reference has no module like {join_path(path)}")
+                raise CannotStreamError(
+                    f"no module of the reference is paired with {join_path(path)}"
+                )
             units[join_path(path)] = pair
     inside = tuple(pair.reference[0] for pair in units.values())
     tables = {

@@ -8,7 +8,8 @@ checked before memory is allocated, and no code of a file runs.
 - ``tensors``: ``StoredTensor``, an array that can be read. ``arrays``: arrays in memory as such.
 - ``safetensors_files``: reads and writes safetensors files, and reads several by their index.
 - ``torch_files`` reads files of ``torch.save`` and ``torch_writer`` writes them; ``torch_archive``
-  is their zip archive, ``torch_unpickler`` their pickle, ``torch_dtypes`` the names of dtypes.
+  is their zip archive, ``torch_unpickler`` their pickle, ``torch_dtypes`` the names of dtypes;
+  ``torch_entries``: what people keep in such a file, and what of it is not read.
 - ``plain_pickle``: the machine that executes pickles of plain data. ``trees``: nested containers.
 - ``download``: fetches one file over the network.
 """

@@ -16,21 +16,19 @@ from jaxformer.porting.formats.safetensors_files import (
     read_weight_map,
 )
 from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.torch_entries import (
+    find_optimizer,
+    find_record,
+    find_state_dict,
+    find_unread,
+)
 from jaxformer.porting.formats.torch_files import read_torch_file
-from jaxformer.storage.local_files import LocalFile, safe_repr
+from jaxformer.storage.local_files import LocalFile
 from jaxformer.storage.strict_json import parse_json
 
 MAX_CONFIG_BYTES = 16 << 20
-# Under which keys people save the state dict, the settings, the optimizer and the step; the first
-# that is there counts.
-STATE_DICTS = ("model", "state_dict", "model_state_dict", "weights")
-CONFIGS = ("config", "model_args", "model_config", "hyper_parameters")
-OPTIMIZERS = ("optimizer", "optimizer_state_dict")
-# What every optimizer's state has.
-OF_OPTIMIZERS = {"state", "param_groups"}
 # Beside the weights of a folder they are not read.
 OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
-STEPS = ("step", "iter_num", "global_step")
 # What lies beside the weights of a Hugging Face folder: files of a tokenizer, chat templates, and
 # settings of generation and of what prepares the inputs.
 COMPANIONS = (
@@ -80,6 +78,7 @@ class RawCheckpoint:
         optimizer: a PyTorch optimizer's state dict, or ``Moments``.
         warnings: damaged steps of a run that were skipped.
         unread_optimizer: why an optimizer's state that is there is not read, "" if there is none.
+        unread: what else lies beside the weights and is not read, by its key.
     """
 
     kind: Kind
@@ -90,6 +89,7 @@ class RawCheckpoint:
     optimizer: Any = None
     warnings: tuple[str, ...] = ()
     unread_optimizer: str = ""
+    unread: tuple[str, ...] = ()
 
 
 def read_raw_checkpoint(
@@ -216,69 +216,19 @@ def _read_safetensors(path: Path, kind: Kind) -> RawCheckpoint:
 
 def _read_torch(path: Path, kind: Kind) -> RawCheckpoint:
     tree = read_torch_file(path)
-    if not isinstance(tree, dict):
-        raise CheckpointError(f"{path} holds {_what(tree)}, where a state dict must be")
-    place = next((name for name in STATE_DICTS if isinstance(tree.get(name), dict)), None)
-    state = tree if place is None else tree[place]
-    others = [name for name, value in state.items() if not isinstance(value, StoredTensor)]
-    # The own state of a module (``_extra_state``) has no counterpart in JAX.
-    if others or not state:
-        where = "at its top" if place is None else f"in {place}"
-        raise CheckpointError(
-            f"{path} holds no state dict {where}: "
-            + (
-                f"{', '.join(safe_repr(name) for name in others[:5])} are no arrays"
-                if others
-                else "it is empty"
-            )
-        )
-    tensors = {_text(name, path): tensor for name, tensor in state.items()}
+    place, tensors = find_state_dict(tree, path)
     if place is None:
         return RawCheckpoint(kind, (path,), tensors)
-    optimizer, unread = _find_optimizer(tree)
+    optimizer, unread_optimizer = find_optimizer(tree)
     return RawCheckpoint(
-        kind, (path,), tensors, _torch_record(tree), optimizer=optimizer, unread_optimizer=unread
+        kind,
+        (path,),
+        tensors,
+        find_record(tree),
+        optimizer=optimizer,
+        unread_optimizer=unread_optimizer,
+        unread=find_unread(tree, place, optimizer),
     )
-
-
-def _find_optimizer(tree: Mapping[str, Any]) -> tuple[Any, str]:
-    """Returns the optimizer's state beside a state dict, or why it is not read.
-
-    It is under a key of its own name, or it is the only one under any other key.
-    """
-    named = next((tree[name] for name in OPTIMIZERS if isinstance(tree.get(name), dict)), None)
-    if named is not None:
-        return named, ""
-    found = {}
-    for name, value in tree.items():
-        several = value if isinstance(value, list | tuple) else [value]
-        states = [
-            each for each in several if isinstance(each, dict) and each.keys() >= OF_OPTIMIZERS
-        ]
-        if states:
-            found[name] = states
-    if sum(map(len, found.values())) > 1:
-        return None, f"there are several, in {', '.join(map(safe_repr, found))}"
-    return next((states[0] for states in found.values()), None), ""
-
-
-def _torch_record(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is stored beside a state dict, under the keys of ``RECORDED``."""
-    record = {name: tree[name] for name in ("dialect", "class", "token_ids") if name in tree}
-    # nanoGPT's config is that of the training run; its model_args are the model's.
-    order = ("model_args", *CONFIGS) if "dialect" not in record else CONFIGS
-    config = next((tree[name] for name in order if isinstance(tree.get(name), dict)), None)
-    if config is not None:
-        record["config"] = {k: v for k, v in config.items() if isinstance(k, str)}
-    step = next((tree[name] for name in STEPS if isinstance(tree.get(name), int)), None)
-    if step is not None:
-        record["step"] = step
-    vocabulary = tree.get("vocabulary")
-    if isinstance(vocabulary, list | tuple) and all(isinstance(c, str) for c in vocabulary):
-        vocabulary = "".join(vocabulary)
-    if isinstance(vocabulary, str):
-        record["vocabulary"] = vocabulary
-    return record
 
 
 def _read_torch_shards(path: Path, kind: Kind) -> RawCheckpoint:
@@ -333,16 +283,6 @@ def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckp
 
 def _stored(arrays: Mapping[str, Any]) -> dict[str, StoredTensor]:
     return {name: StoredTensor.of(np.asarray(array)) for name, array in arrays.items()}
-
-
-def _what(value: Any) -> str:
-    return "one array" if isinstance(value, StoredTensor) else f"a {type(value).__name__}"
-
-
-def _text(name: Any, path: Path) -> str:
-    if not isinstance(name, str):
-        raise CheckpointError(f"{path} has an array called {safe_repr(name)}, which is no text")
-    return name
 
 
 READERS: dict[Kind, Callable[[Path, Kind], RawCheckpoint]] = {

@@ -10,6 +10,7 @@ converted when they are read.
 - ``adapter``: the declaration of a code base; ``source_model``: what its builders read.
 - ``abstract_modules``, ``validation``: target modules without weights, from untrusted settings.
 - ``matching``: finds the class that arrays belong to; ``plans``: plans of imports and exports.
+- ``wrapped_names``: what wrappers of modules add to names.
 - ``transfer``, ``casts``: tensors that are converted when they are read.
 - ``optimizer_state``: what optimizers keep, carried by the same links; ``optimizer_groups``: their
   settings.

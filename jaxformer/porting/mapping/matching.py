@@ -23,8 +23,7 @@ from jaxformer.porting.mapping.rules import Link, link
 from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
 from jaxformer.porting.mapping.transfer import Tensors
 from jaxformer.porting.mapping.validation import check_settings
-
-WRAPPERS = ("_orig_mod.", "module.")
+from jaxformer.porting.mapping.wrapped_names import MODEL_ATTRIBUTE, common_attribute, unwrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +65,45 @@ def match_arrays(
     Arguments and errors as in ``plan_import``.
     """
     tensors = unwrap(tensors)
-    dropped = tuple(name for name in tensors if any(fnmatchcase(name, p) for p in ignore))
+    options = {"kinds": kinds, "module": module, "config": config, "ignore": ignore}
+    try:
+        return _match_named(tensors, dialect, **options)
+    except JaxformerError:
+        kept = {name: tensor for name, tensor in tensors.items() if not _is_ignored(name, ignore)}
+        attribute = common_attribute(kept)
+        if not attribute or module is not None:
+            raise
+        inside = {name.removeprefix(attribute): tensor for name, tensor in kept.items()}
+        try:
+            found = _match_named(unwrap(inside), dialect, **options)
+        except JaxformerError:
+            found = None
+        if found is None:
+            raise
+    if attribute != MODEL_ATTRIBUTE:
+        raise CheckpointError(
+            f"all names begin with {attribute}, and without it they are those of {found.kind}: "
+            "take it away from them"
+        )
+    left = tuple(name for name in tensors if name not in kept)
+    return dataclasses.replace(found, dropped=(*left, *found.dropped))
+
+
+def _is_ignored(name: str, ignore: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in ignore)
+
+
+def _match_named(
+    tensors: Tensors,
+    dialect: StateDictAdapter,
+    *,
+    kinds: Sequence[str],
+    module: Any,
+    config: Any,
+    ignore: Sequence[str],
+) -> Match:
+    """Finds the class that has arrays of exactly these names, but for what is ignored."""
+    dropped = tuple(name for name in tensors if _is_ignored(name, ignore))
     tensors = {name: tensor for name, tensor in tensors.items() if name not in dropped}
     if module is None:
         # A module in memory has shown that its settings can be.
@@ -101,15 +138,6 @@ def match_arrays(
         dropped = (*dropped, *left)
         return Match(found, kind, target, links, named, settings, dropped, is_published)
     raise min(attempts, key=lambda attempt: attempt[0])[1]
-
-
-def unwrap(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arrays without the prefixes of torch.compile and data parallelism."""
-    named = dict(tensors)
-    for wrapper in (*WRAPPERS, *WRAPPERS):
-        if named and all(name.startswith(wrapper) for name in named):
-            named = {name[len(wrapper) :]: tensor for name, tensor in named.items()}
-    return named
 
 
 def _candidates(

@@ -22,7 +22,6 @@ from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.optimizers import hidden_matrices
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.matching import unwrap
 from jaxformer.porting.mapping.optimizer_groups import (
     as_number,
     find_kind,
@@ -31,10 +30,17 @@ from jaxformer.porting.mapping.optimizer_groups import (
 )
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.transfer import export_tensors, import_tensors
+from jaxformer.porting.mapping.wrapped_names import unwrap
 
 # Those whose state PyTorch has no place for.
 WITHOUT_TORCH_FORM = ("adafactor",)
+# Names that a message lists.
+MOST_LACKING = 5
 Tensors = Mapping[str, StoredTensor]
+
+
+class UnknownStepsError(CheckpointError):
+    """An optimizer's state does not say how many steps it has made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +74,8 @@ def read_optimizer(
 
     Raises:
         CheckpointError: moments are missing, unexpected or of another shape, or the step counts
-            differ or are unknown; all are listed.
+            differ; all are listed.
+        UnknownStepsError: the steps are not counted, and not given.
         UsageError: it is another optimizer, or other parameters decay than in jaxformer.
     """
     groups = state.get("param_groups")
@@ -88,10 +95,7 @@ def read_optimizer(
         count = (steps or 0) if kind == "sgd" and not momentum else 0
         return _before_the_first_step(plan, settings, kind, count)
     if kind == "sgd" and steps is None:
-        raise CheckpointError(
-            "SGD's state does not say how many steps it has made, and neither does the file: take "
-            "the weights alone"
-        )
+        raise UnknownStepsError("SGD's state does not say how many steps it has made")
     problems += [f"no state of {name}" for name in shapes if name not in entries]
     counts = {as_number(entry.get("step", steps)) for entry in entries.values()}
     if len(counts) > 1:
@@ -268,11 +272,23 @@ def _names_of(
     if len(flat) != len(named):
         raise CheckpointError(
             f"the optimizer holds {len(flat)} parameters and the model {len(named)}"
+            + _describe_lacking([name for name in named if name not in given] if given else ())
         )
     if len(members) > 1:
         # Parameters that decay come first, as in nanoGPT and torch_ref; of Muon, hidden matrices.
         named = sorted(named, key=lambda name: (name not in hidden, len(shapes[name]) < 2))
     return dict(zip(flat, named, strict=True))
+
+
+def _describe_lacking(lacking: Sequence[str]) -> str:
+    """Returns which parameters an optimizer lacks, and what to do; "" where that is not known."""
+    if not lacking:
+        return ""
+    more = f" and {len(lacking) - MOST_LACKING} more" if len(lacking) > MOST_LACKING else ""
+    return (
+        f", without {', '.join(lacking[:MOST_LACKING])}{more}: jaxformer trains all of them, so "
+        "give the optimizer those too, or take the weights alone"
+    )
 
 
 def _stored(value: Any) -> StoredTensor:

@@ -72,6 +72,8 @@ OLD_KEYS = {
     "reference_kind": "their_kind",
     "is_root_cause": "is_culprit",
 }
+# What came later.
+NEW_KEYS = ("wrong_after", "of_parameter")
 
 
 def in_format_1(value):
@@ -90,6 +92,7 @@ def in_format_1(value):
         if key in ("parameters", "backward")
         else in_format_1(inner)
         for key, inner in value.items()
+        if key not in NEW_KEYS
     }
 
 

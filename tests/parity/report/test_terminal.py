@@ -272,3 +272,16 @@ def test_a_report_is_a_table_of_its_modules():
         return
     table = found.to_dataframe()
     assert list(table.path) == [node.path for node in found.nodes]
+
+
+def test_a_module_that_goes_wrong_behind_its_parts_is_named_after_them():
+    drawn = report(6, bugs=(2,))
+    whole = dataclasses.replace(
+        drawn.nodes[0], path="", verdict="bug", stage="forward", is_root_cause=True,
+        forward=Difference(0.5, 1.0, 1e-12),
+    )  # fmt: skip
+    for right, first in (("", ""), ("blocks.0", ""), ("blocks.4", "blocks.2.attention")):
+        nodes = (dataclasses.replace(whole, wrong_after=right), *drawn.nodes[1:])
+        found = dataclasses.replace(drawn, nodes=nodes).root_causes
+        assert found[0].path == first
+        assert {cause.path for cause in found} == {"", "blocks.2.attention"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.findings import Difference
+from jaxformer.parity.findings import INPUT_OF, Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall
 from jaxformer.parity.matching.calls.masks import MaskState, mask_difference, with_masks
 from jaxformer.parity.recording.calls.jax_isolated import (
@@ -145,7 +145,7 @@ class IsolatedCall:
         self, path: str, n: int, number: int, forced_call: ForcedCall
     ) -> NamedDifferences:
         """Yields the differences of what enters one submodule in one call."""
-        name = f"the input of {path}"
+        name = f"{INPUT_OF}{path}"
         matched_call = forced_call.matched_call
         names = matched_call.candidate[n].input_names
         # A cache stays empty where the submodule that fills it does not run.
