@@ -1,5 +1,6 @@
 """Where a wrong segment ends: the earliest value which, put right, makes the rest right."""
 
+import dataclasses
 import itertools
 import math
 from collections import defaultdict
@@ -22,14 +23,28 @@ from jaxformer.parity.segments.operators.effects import depending
 # How many steps of a wrong segment are tried as its end, for each size.
 MOST_TRIED = 40
 MOST_NEAR = 8
-# So many operators are run again at most to find an end; and after a bug of the forward pass, whose
-# wrong gradients need no exact place.
+# So many operators are run again at most to find an end.
 MOST_RUN_TO_ENDS = 60_000
+# After a bug of the forward pass, whose wrong gradients need no exact place: for one, and for all.
 MOST_RUN_IF_EXPLAINED = 6_000
+MOST_RUN_FOR_EXPLAINED = 30_000
 # Two segments do the same if what they make of the same is this near; their numbers may be rounded.
 ALIKE = 1e-5
 
 Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass
+class Tries:
+    """How many operators may be run again.
+
+    Attributes:
+        left: in all that is still to come.
+        most: in one search for an end, each of the two times.
+    """
+
+    left: int
+    most: int
 
 
 def earliest_end(
@@ -38,8 +53,8 @@ def earliest_end(
     wanted: Value,
     operators: Sequence[Operator],
     reference_operators: Sequence[Operator],
-    layout: Layout | None = None,
-    most: int = MOST_RUN_TO_ENDS,
+    layout: Layout | None,
+    tries: Tries,
 ) -> tuple[Value, Value, Layout] | None:
     """Returns the first value of a segment that, replaced, makes the required value right.
 
@@ -53,7 +68,7 @@ def earliest_end(
         operators: between the last anchors and the value.
         reference_operators: the same of the reference.
         layout: from the reference's value to the candidate's, where that is known.
-        most: how many operators are run again at most, each of the two times.
+        tries: how many operators may be run again.
     """
     by_size: dict[int, list[Value]] = defaultdict(list)
     for operator in reference_operators:
@@ -61,9 +76,9 @@ def earliest_end(
             if made.dtype.kind == "f" and made.index not in anchors.reached:
                 by_size[made.size].append(made)
     search = _Search(anchors, value, wanted, operators, reference_operators, by_size)
-    end = search.run(most)
+    end = search.run(tries)
     if end is None and search.is_cut_short:
-        end = search.run(most, _narrow_places(anchors, operators, value))
+        end = search.run(tries, _narrow_places(anchors, operators, value))
     if end is not None:
         return end
     if layout is not None:
@@ -101,17 +116,17 @@ class _Search:
         self.is_cut_short = False
 
     def run(
-        self, most: int, among: Collection[int] | None = None
+        self, tries: Tries, among: Collection[int] | None = None
     ) -> tuple[Value, Value, Layout] | None:
         """Returns the first end that fits.
 
         Args:
-            most: how many operators are run again at most.
+            tries: how many operators may be run again.
             among: the values that are tried, by index; default all.
         """
         anchors, value, wanted = self._anchors, self._value, self._wanted
         known = anchors.arrays_before(self._operators)
-        first = None
+        first, most = None, tries.most
         ends = _ends(anchors, self._operators, value, self._by_size, self._inherited, among)
         for end, ways in itertools.groupby(ends, lambda way: way[0]):
             later = depending(self._operators, end)
@@ -130,7 +145,8 @@ class _Search:
                     continue
                 tried.add(same)
                 most -= len(later)
-                if most < 0:
+                tries.left -= len(later)
+                if min(most, tries.left) < 0:
                     self.is_cut_short = True
                     return first
                 again = run_again(later, given | trial).get(value.index)
