@@ -180,22 +180,26 @@ def _permuted(
     anchors: Anchors, operators: Sequence[Operator], wanted: Value, value: Value
 ) -> tuple[Layout, float] | None:
     """Returns the order of axes that values have which enter a segment, and how far it is off."""
-    shape, own = without_ones(wanted.shape), without_ones(value.shape)
     array, best = anchors.array(value), None
-    for entering, found in inherited_layouts(anchors, operators).items():
+    for one in _in_same_order(inherited_layouts(anchors, operators), wanted, value):
+        right = one.apply(wanted.data)
+        with np.errstate(invalid="ignore"):
+            far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
+        if not math.isnan(far) and (best is None or far < best[1]):
+            best = one, far
+    return best
+
+
+def _in_same_order(
+    inherited: Mapping[Shape, Sequence[Layout]], wanted: Value, value: Value
+) -> Iterator[Layout]:
+    """Yields the layouts that keep axes in the order of what enters a segment, of any sizes."""
+    shape, own = without_ones(wanted.shape), without_ones(value.shape)
+    for entering, found in inherited.items():
         for layout in found:
             is_same = layout.split == entering and len(entering) == len(shape)
-            if not is_same or tuple(shape[axis] for axis in layout.order) != own:
-                continue
-            one = Layout(shape, layout.order, value.shape)
-            right = one.apply(wanted.data)
-            with np.errstate(invalid="ignore"):
-                far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
-            if math.isnan(far):
-                continue
-            if best is None or far < best[1]:
-                best = one, far
-    return best
+            if is_same and tuple(shape[axis] for axis in layout.order) == own:
+                yield Layout(shape, layout.order, value.shape)
 
 
 def allowed_left(
@@ -289,6 +293,8 @@ def layouts_of(
     """Yields the layouts in which a value of the reference may be one of the candidate."""
     same_shape = inherited.get(without_ones(other.shape), ())
     found = [Layout(layout.split, layout.order, made.shape) for layout in same_shape]
+    # What is made of parts has other sizes than these.
+    found = found or list(_in_same_order(inherited, other, made))
     yield from dict.fromkeys([*found, nearest])
 
 
