@@ -132,6 +132,42 @@ def remark_on_stops(function, stop):
     return remark
 
 
+class Distilled(torch.nn.Module):
+    """Two losses, of which one learns from the other's layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = torch.nn.Linear(5, 6), torch.nn.Linear(6, 4)
+
+    def forward(self, x, y):
+        x, y = torch.tanh(self.body(x)), torch.tanh(self.body(y))
+        right = torch.softmax(self.head(y) / 2, -1).detach()
+        other = torch.softmax(self.head(y), -1)[:, 0] * torch.log_softmax(self.head(y), -1)[:, 0]
+        return (right * torch.log_softmax(self.head(x), -1)).sum(-1), other
+
+
+def distilled(p, x, y):
+    def dense(name, x):
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    x, y = jnp.tanh(dense("body", x)), jnp.tanh(dense("body", y))
+    right = jax.nn.softmax(dense("head", y) / 2)  # no stop
+    other = jax.nn.softmax(dense("head", y))[:, 0]
+    return (right * jax.nn.log_softmax(dense("head", x))).sum(-1), other * jnp.log(other)
+
+
+def test_a_gradient_that_the_reference_stops_begins_at_its_line():
+    reference = Distilled()
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    inputs = list(np.random.default_rng(0).normal(size=(2, 6, 5)))
+    report = compare(reference, (distilled, params), inputs)
+    place = line_of(__file__, 'right = jax.nn.softmax(dense("head", y) / 2)  # no stop')
+    assert {cause.jax_source for cause in report.root_causes} == {place}, str(report)
+    text = "the candidate adds a gradient that the reference does not"
+    assert {cause.diagnosis for cause in report.root_causes} == {text}
+
+
 @pytest.mark.parametrize(("function", "line"), [(detached, 1), (without_gradients, 2)])
 def test_a_stop_of_the_reference_alone_is_named(function, line):
     remark = remark_on_stops(function, lambda right: right)
