@@ -303,7 +303,7 @@ def test_a_module_that_the_candidate_never_calls_is_a_bug_of_the_module_around_i
     )
 
 
-def test_outputs_of_other_shapes_are_not_compared(mlp):
+def test_an_output_of_another_shape_is_a_bug(mlp):
     class Pooled(CandidateMlp):
         def __call__(self, x):
             return super().__call__(x)[:, 0]
@@ -311,8 +311,9 @@ def test_outputs_of_other_shapes_are_not_compared(mlp):
     reference, candidate = mlp
     candidate.__class__ = Pooled
     report = compare(reference, candidate, [hidden()], names=NAMES)
-    assert report.verdict == "incomplete"
-    assert report.incomplete == ("result 0 of shape (2, 24): the reference gives (2, 11, 24)",)
+    assert report.verdict == "bug"
+    (cause,) = report.root_causes
+    assert cause.diagnosis == "the result has the shape (2, 24), not (2, 11, 24)"
 
 
 class ReferenceLookup(nn.Module):

@@ -178,7 +178,12 @@ class _Comparison:
             walk.keep_corrections()
             gradients = compare_gradients(self.reference, self.run, walk, results, self.parameters)
             later = find_causes(judge_backward(walk, wrong), walk)
-            causes = with_stops(causes, later, self.run.stops() if later else (), walk)
+            stops = self.run.stops() if later else []
+            others = {
+                "the reference stops gradients": self.reference.stops(),
+                "the candidate has rules for gradients": self.run.rules() if later else [],
+            }
+            causes = with_stops(causes, later, stops, others, walk)
         lacking.append(describe_lacking(walk, self.parameters, gradients))
         return self._report(merge_causes(causes), results, unverified, lacking, gradients)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxformer.parity.diagnosis.operators.attempts import diagnose
 from jaxformer.parity.findings import Node, RootCause
@@ -43,7 +43,11 @@ def _operators_of(value: Value) -> tuple[str, ...]:
 
 
 def with_stops(
-    forward: Sequence[RootCause], backward: Sequence[RootCause], stops: Sequence[str], walk: Walk
+    forward: Sequence[RootCause],
+    backward: Sequence[RootCause],
+    stops: Sequence[str],
+    others: Mapping[str, Sequence[str]],
+    walk: Walk,
 ) -> list[RootCause]:
     """Returns the causes of both passes; of wrong gradients, with the places that stop them.
 
@@ -51,15 +55,17 @@ def with_stops(
         forward: causes of the forward pass.
         backward: those of the backward pass.
         stops: "path:line" where the candidate stops gradients.
-        walk: which gets a remark on these places.
+        others: other places that gradients depend on, by what is done there.
+        walk: which gets remarks on these places.
     """
     found = [*forward, *backward]
-    if backward and stops:
-        walk.remarks.append(f"the candidate stops gradients at {', '.join(map(shorten, stops))}")
-        if len(stops) == 1:
-            return [
-                c if c.jax_source else dataclasses.replace(c, jax_source=stops[0]) for c in found
-            ]
+    if not backward:
+        return found
+    for what, places in {"the candidate stops gradients": stops, **others}.items():
+        if places:
+            walk.remarks.append(f"{what} at {', '.join(map(shorten, places))}")
+    if len(stops) == 1:
+        return [c if c.jax_source else dataclasses.replace(c, jax_source=stops[0]) for c in found]
     return found
 
 

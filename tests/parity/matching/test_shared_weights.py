@@ -279,6 +279,45 @@ def test_terms_around_a_product_may_be_added_in_any_order():
     assert compare(reference, (wrong, arrays_of(reference)), X).verdict == "bug"
 
 
+class Memory(torch.nn.Module):
+    """Reads a memory twice, with a trained temperature (Ramsauer et al., 2021, eq. 3)."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.layer, self.scale = torch.nn.Linear(6, 8), scale
+        self.memory = torch.nn.Parameter(torch.randn(5, 8))
+        self.beta = torch.nn.Parameter(torch.tensor(0.73))
+
+    def forward(self, x):
+        x = self.layer(x)
+        for _ in range(2):
+            x = torch.softmax(self.scale(x, self.beta) @ self.memory.T, -1) @ self.memory
+        return x
+
+
+def memory(scale, p, x):
+    x = dense(p, "layer", x)
+    for _ in range(2):
+        x = jax.nn.softmax(scale(x @ p["memory"].T, p["beta"])) @ p["memory"]
+    return x
+
+
+@pytest.mark.parametrize(
+    ("scale", "port"),
+    [
+        (lambda x, beta: x * beta, lambda x, beta: x * beta),
+        (lambda x, beta: x / beta, lambda x, beta: x / beta),
+        (lambda x, beta: beta.exp() * x, lambda x, beta: jnp.exp(beta) * x),
+    ],
+)
+def test_a_scale_before_a_product_may_be_a_parameter(scale, port):
+    model = perturbed(Memory(scale))
+    report = compare(model, (functools.partial(memory, port), arrays_of(model)), X)
+    assert report.verdict == "rounding", str(report)
+    wrong = functools.partial(memory, lambda x, beta: 1.02 * port(x, beta))
+    assert compare(model, (wrong, arrays_of(model)), X).verdict == "bug"
+
+
 class Repeated(torch.nn.Module):
     """One layer, several times."""
 

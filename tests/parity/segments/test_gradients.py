@@ -1,5 +1,7 @@
 """Gradients of any candidate equal the reference's, and bugs that only they show are found."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 
 from jaxformer.parity import compare
 from tests.support.ports.bugs import FUNCTION, LINEN
-from tests.support.ports.planted import build_port
+from tests.support.ports.planted import build_port, line_of
 from tests.support.ports.torch_models import GPT, Llama, perturbed
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
@@ -66,6 +68,9 @@ def test_each_stopped_gradient_is_found(bug, tmp_path):
     check(bug, tmp_path)
 
 
+RULE = "lambda kept, g: (g @ kept[1].T, 2 * kept[0].T @ g),  # planted"
+
+
 def test_a_wrong_rule_for_a_gradient_is_found():
     linear = torch.nn.Linear(5, 7).double()
 
@@ -75,7 +80,7 @@ def test_a_wrong_rule_for_a_gradient_is_found():
 
     product.defvjp(
         lambda x, kernel: (x @ kernel, (x, kernel)),
-        lambda kept, g: (g @ kept[1].T, 2 * kept[0].T @ g),
+        lambda kept, g: (g @ kept[1].T, 2 * kept[0].T @ g),  # planted
     )
     params = {"kernel": linear.weight.detach().numpy().T, "bias": linear.bias.detach().numpy()}
     x = np.random.default_rng(0).normal(size=(3, 5))
@@ -83,6 +88,97 @@ def test_a_wrong_rule_for_a_gradient_is_found():
     (cause,) = report.root_causes
     assert cause.is_backward
     assert "0.5 times" in cause.diagnosis
+    (remark,) = report.remarks
+    assert remark.startswith("the candidate has rules for gradients at ")
+    assert remark.endswith(line_of(__file__, RULE).rpartition("/")[2])
+
+
+class Teacher(torch.nn.Module):
+    """Learns from itself: what it learns from has no gradient."""
+
+    def __init__(self, detached):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.detached = torch.nn.Linear(5, 4), detached
+
+    def forward(self, x, y):
+        # PyTorch detaches what tanh keeps, which stops nothing.
+        right = torch.tanh(self.layer(y))
+        return (torch.tanh(self.layer(x)) - self.detached(right)).square().mean()
+
+
+def detached(right):
+    return right.detach()
+
+
+def without_gradients(right):
+    with torch.no_grad():
+        return right * 1
+
+
+def taught(stop, p, x, y):
+    kernel, bias = p["layer.weight"].T, p["layer.bias"]
+    right = jnp.tanh(y @ kernel + bias)
+    return ((jnp.tanh(x @ kernel + bias) - stop(right)) ** 2).mean()
+
+
+def remark_on_stops(function, stop):
+    reference = Teacher(function)
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    inputs = list(np.random.default_rng(0).normal(size=(2, 6, 5)))
+    report = compare(reference, (functools.partial(taught, stop), params), inputs)
+    assert report.verdict == "bug"
+    (remark,) = report.remarks
+    return remark
+
+
+class Distilled(torch.nn.Module):
+    """Two losses, of which one learns from the other's layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = torch.nn.Linear(5, 6), torch.nn.Linear(6, 4)
+
+    def forward(self, x, y):
+        x, y = torch.tanh(self.body(x)), torch.tanh(self.body(y))
+        right = torch.softmax(self.head(y) / 2, -1).detach()
+        other = torch.softmax(self.head(y), -1)[:, 0] * torch.log_softmax(self.head(y), -1)[:, 0]
+        return (right * torch.log_softmax(self.head(x), -1)).sum(-1), other
+
+
+def distilled(p, x, y):
+    def dense(name, x):
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    x, y = jnp.tanh(dense("body", x)), jnp.tanh(dense("body", y))
+    right = jax.nn.softmax(dense("head", y) / 2)  # no stop
+    other = jax.nn.softmax(dense("head", y))[:, 0]
+    return (right * jax.nn.log_softmax(dense("head", x))).sum(-1), other * jnp.log(other)
+
+
+def test_a_gradient_that_the_reference_stops_begins_at_its_line():
+    reference = Distilled()
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    inputs = list(np.random.default_rng(0).normal(size=(2, 6, 5)))
+    report = compare(reference, (distilled, params), inputs)
+    place = line_of(__file__, 'right = jax.nn.softmax(dense("head", y) / 2)  # no stop')
+    assert {cause.jax_source for cause in report.root_causes} == {place}, str(report)
+    text = "the candidate adds a gradient that the reference does not"
+    assert {cause.diagnosis for cause in report.root_causes} == {text}
+
+
+@pytest.mark.parametrize(("function", "line"), [(detached, 1), (without_gradients, 2)])
+def test_a_stop_of_the_reference_alone_is_named(function, line):
+    remark = remark_on_stops(function, lambda right: right)
+    line += function.__code__.co_firstlineno
+    assert remark.startswith("the reference stops gradients at ")
+    assert remark.endswith(f"test_gradients.py:{line}")
+
+
+def test_what_pytorch_keeps_is_no_stop():
+    remark = remark_on_stops(lambda right: right, jax.lax.stop_gradient)
+    assert remark.startswith("the candidate stops gradients at ")
 
 
 class Shared(torch.nn.Module):

@@ -58,3 +58,34 @@ def test_a_forgotten_activation_of_one_reader_is_one_cause():
     path, _, line = cause.jax_source.rpartition(":")
     with open(path) as file:
         assert "planted" in file.read().splitlines()[int(line) - 1]
+
+
+class Edges(torch.nn.Module):
+    """Features of pairs of points, of which two axes have one size (Wang et al., 2019, eq. 8)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.edge = torch.nn.Conv2d(6, 8, 1)
+
+    def forward(self, x):
+        centre = x[:, :, None].expand(-1, -1, x.shape[1], -1)
+        pairs = torch.cat([x[:, None] - centre, centre], -1).permute(0, 3, 1, 2)
+        return torch.tanh(self.edge(pairs)).max(-1)[0]
+
+
+def edges(params, x):
+    centre = jnp.broadcast_to(x[:, :, None], (*x.shape[:2], *x.shape[1:]))
+    pairs = jnp.concatenate([centre, x[:, None] - centre], -1)  # exchanged
+    made = pairs @ params["edge.weight"][..., 0, 0].T + params["edge.bias"]
+    return jnp.tanh(made).max(2).swapaxes(1, 2)
+
+
+def test_what_is_put_right_has_its_axes_in_the_order_of_its_parts():
+    reference = Edges()
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    (cause,) = compare(reference, (edges, params), x).root_causes
+    path, _, line = cause.jax_source.rpartition(":")
+    with open(path) as file:
+        assert "exchanged" in file.read().splitlines()[int(line) - 1]

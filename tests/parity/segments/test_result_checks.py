@@ -1,6 +1,7 @@
 """Results are compared whole: integers, names, order, what is not finite and what is missing."""
 
 import dataclasses
+import functools
 import types
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
+from tests.support.ports.planted import line_of
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
 
@@ -78,6 +80,12 @@ def report_of(right, own, x=X):
             lambda y: (y, y.argmax(-1)),
             lambda y: (y, jnp.argmax(y, -1)[:2]),
             "result 1 has the shape (2,), not (3,)",
+        ),
+        (lambda y: y, lambda y: y[:2], "the result has the shape (2, 3), not (3, 3)"),
+        (
+            lambda y: {"y": y, "loss": y.square().mean()},
+            lambda y: {"y": y, "loss": (y**2).mean(1)},
+            "result loss has the shape (3,), not ()",
         ),
         (
             lambda y: {"mean": y, "spread": torch.tanh(y)},
@@ -232,6 +240,46 @@ def test_what_a_reader_should_know_is_remarked(right, own, text):
     report = report_of(right, own)
     assert report.verdict in ("exact", "rounding"), str(report)
     assert any(text in remark for remark in report.remarks), str(report)
+
+
+PLANTED = "probabilities = jax.nn.softmax(x) / 0.7  # planted"
+
+
+class Upsampled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.up = torch.nn.Linear(3, 3), torch.nn.ConvTranspose2d(3, 2, 4, 2, 1)
+
+    def forward(self, x):
+        x = self.layer(x)
+        probabilities = torch.softmax(x / 0.7, -1)
+        return self.up(probabilities.permute(0, 3, 1, 2)), x
+
+
+def upsampled(padding, p, x):
+    x = x @ p["layer.weight"].T + p["layer.bias"]
+    probabilities = jax.nn.softmax(x) / 0.7  # planted
+    made = jax.lax.conv_general_dilated(  # the wrong shape
+        probabilities.transpose(0, 3, 1, 2), p["up.weight"][:, :, ::-1, ::-1].swapaxes(0, 1),
+        (1, 1), (padding, padding), lhs_dilation=(2, 2),
+    )  # fmt: skip
+    return made + p["up.bias"][:, None, None], x
+
+
+def test_a_wrong_shape_hides_no_bug_before_it():
+    reference = Upsampled()
+    arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32)
+    report = compare(reference, (functools.partial(upsampled, (3, 3)), arrays), x)
+    first, second = report.root_causes
+    assert first.jax_source == line_of(__file__, PLANTED)
+    assert second.diagnosis == "result 0 has the shape (2, 2, 10, 10), not (2, 2, 8, 8)"
+    assert second.jax_source == line_of(
+        __file__, "made = jax.lax.conv_general_dilated(  # the wrong shape"
+    )
+    (cause,) = compare(reference, (functools.partial(upsampled, (2, 2)), arrays), x).root_causes
+    assert cause.jax_source == line_of(__file__, PLANTED)
 
 
 def test_parts_with_one_name_are_told_apart():

@@ -17,7 +17,7 @@ from jaxformer.parity.diagnosis.operators.formulas import (
     other_norm,
     other_softmax,
 )
-from jaxformer.parity.diagnosis.operators.gradients import stopped_gradient
+from jaxformer.parity.diagnosis.operators.gradients import extra_gradient, stopped_gradient
 from jaxformer.parity.diagnosis.operators.lookups import other_lookup
 from jaxformer.parity.diagnosis.operators.masks import other_mask
 from jaxformer.parity.diagnosis.operators.parameters import unknown_parameter
@@ -51,7 +51,8 @@ MOST_OPERATORS = 200
 
 # A derivative has other operators than what it is the derivative of: formulas do not serve.
 BACKWARD_ATTEMPTS = (
-    stopped_gradient, simple_relation, missing_term, other_axes, other_input, other_value,
+    stopped_gradient, extra_gradient, simple_relation, missing_term, other_axes, other_input,
+    other_value,
 )  # fmt: skip
 
 

@@ -1,9 +1,13 @@
 """What is wrong with a gradient whose value in the forward pass is right."""
 
+from collections.abc import Collection
+
 import numpy as np
 
-from jaxformer.parity.diagnosis.operators.evidence import Diagnosis, sides_of
-from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.diagnosis.operators.evidence import FITS, Diagnosis, sides_of
+from jaxformer.parity.recording.operators.graph import Operator, Value, region_before
+from jaxformer.parity.recording.operators.kinds import SUMS
+from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -15,3 +19,40 @@ def stopped_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     if own:
         return Diagnosis("a gradient arrives here in the candidate; in the reference none does")
     return Diagnosis("no gradient arrives here in the candidate; in the reference one does")
+
+
+def extra_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Returns a diagnosis if a sum of gradients is right without one of them.
+
+    The line is where that gradient begins.
+    """
+    trials = Trials(divergence)
+    inside = {operator.index for operator in divergence.operators}
+    for operator in reversed(divergence.operators):
+        if operator.name not in SUMS:
+            continue
+        for place, value in enumerate(operator.inputs):
+            made_here = value.producer is not None and value.producer.index in inside
+            if made_here and trials.agree({value.index: np.zeros(value.shape)}, FITS):
+                alone = _alone(operator, place, inside)
+                first = next((step for step in alone if step.source), None)
+                return Diagnosis("the candidate adds a gradient that the reference does not", first)
+    return None
+
+
+def _alone(operator: Operator, place: int, inside: Collection[int]) -> list[Operator]:
+    """Returns the operators that one addend of a sum depends on, and no other.
+
+    Args:
+        operator: the sum.
+        place: of the addend.
+        inside: the operators of the segment, by their index.
+    """
+
+    def before(value: Value) -> dict[int, Operator]:
+        found, _ = region_before([value], lambda v: False)
+        return {step.index: step for step in found if step.index in inside}
+
+    others = [before(value) for other, value in enumerate(operator.inputs) if other != place]
+    found = before(operator.inputs[place])
+    return [step for index, step in found.items() if not any(index in one for one in others)]

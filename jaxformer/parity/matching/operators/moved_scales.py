@@ -7,6 +7,7 @@ is read before the scale is, and what comes after it; with a bias, after that is
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
@@ -72,18 +73,27 @@ def unscaled(value: Value) -> list[Scaled]:
 
 
 def _scaled(value: Value) -> list[Scaled]:
-    """Returns a value, and what scales and biases make of it where nothing else reads it."""
+    """Returns a value, and what scales and biases make of it, where one alone does so.
+
+    The gradient of a scale reads the value too.
+    """
     found = [Scaled(value)]
-    while len(value.consumers) == 1:
-        reader = value.consumers[0]
-        is_bias = _adds_weight(reader)
-        step = (value, 1.0) if is_bias else _scale(reader)
-        if step is None or step[0] is not value or reader.outputs[0].size != value.size:
-            break
-        value, last = reader.outputs[0], found[-1]
-        if step[1] != 1 or is_bias:
-            found.append(Scaled(value, last.factor * step[1], last.added + is_bias))
-    return found
+    while True:
+        steps = [step for reader in value.consumers for step in _steps(reader, value)]
+        if len(steps) != 1 or (steps[0].added and len(value.consumers) != 1):
+            return found
+        step, last = steps[0], found[-1]
+        value = step.value
+        if step.factor != 1 or step.added:
+            found.append(Scaled(value, last.factor * step.factor, last.added + step.added))
+
+
+def _steps(reader: Operator, value: Value) -> Iterator[Scaled]:
+    """Yields what an operator makes of a value, if it is a scale, a bias or another layout."""
+    is_bias = _adds_weight(reader)
+    step = (value, 1.0) if is_bias else _scale(reader)
+    if step is not None and step[0] is value and reader.outputs[0].size == value.size:
+        yield Scaled(reader.outputs[0], step[1], int(is_bias))
 
 
 def _differ(one: float, other: float) -> bool:
@@ -96,8 +106,15 @@ def _adds_weight(operator: Operator) -> bool:
     return sum(value.is_weight for value in operator.inputs) == 1
 
 
+def _is_number(value: Value) -> bool:
+    return value.size == 1 and (value.is_constant or value.is_weight)
+
+
 def _scale(operator: Operator) -> tuple[Value, float] | None:
-    """Returns what an operator multiplies by a number, and the number; 1 for a change of layout."""
+    """Returns what an operator multiplies by a number, and the number; 1 for a change of layout.
+
+    The number may be written in the code, or a parameter, like the temperature of an attention.
+    """
     read = [value for value in operator.inputs if value.is_activation]
     if len(read) != 1 or len(operator.outputs) != 1:
         return None
@@ -106,7 +123,7 @@ def _scale(operator: Operator) -> tuple[Value, float] | None:
     name = operator.name.removesuffix("_")
     if name not in ("mul", "div") or (name == "div" and operator.inputs[0] is not read[0]):
         return None
-    numbers = [float(v.data.item()) for v in operator.inputs if v.is_constant and v.size == 1]
+    numbers = [float(v.data.item()) for v in operator.inputs if _is_number(v)]
     if "other" in operator.numbers:
         numbers.append(operator.numbers["other"])
     if len(numbers) != 1 or not numbers[0]:

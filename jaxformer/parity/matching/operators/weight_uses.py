@@ -7,7 +7,7 @@ same there is a bug: then the nearest call counts, or the one that comes at the 
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -91,6 +91,8 @@ class WeightUses:
     def __init__(self, anchors: Anchors):
         self._anchors = anchors
         self._first: dict[int, int] = {}
+        # Weights that one side has read more often: what reads them later has no known counterpart.
+        self._miscounted: set[int] = set()
 
     def of_reference(self, operators: Sequence[Operator]) -> Uses:
         """Returns the uses of weights by operators of the reference."""
@@ -104,7 +106,9 @@ class WeightUses:
             expected: the reference's uses.
         """
         own = self._collect(operators, self._of_candidate)
-        return Pairing(self._anchors, own, expected)
+        found = Pairing(self._anchors, own, expected, self._miscounted)
+        self._miscounted |= found.miscounted_weights
+        return found
 
     def reading(self, operators: Sequence[Operator]) -> set[int]:
         """Returns which operators of the candidate read a weight, known in the reference or not."""
@@ -170,23 +174,29 @@ class Pairing:
         anchors: which values are equal.
         own: the candidate's uses.
         expected: the reference's.
+        miscounted: weights whose uses are paired by equal values alone: one side has read them more
+            often before.
 
     Attributes:
+        miscounted_weights: those of these uses, too.
         miscounted: which weight operators of the candidate read more often than the reference does.
         missing: which weight operators of the reference read more often than the candidate does.
     """
 
-    def __init__(self, anchors: Anchors, own: Uses, expected: Uses):
+    def __init__(self, anchors: Anchors, own: Uses, expected: Uses, miscounted: Collection[int]):
         self.miscounted: dict[int, OtherCount] = {}
         self.missing: dict[int, OtherCount] = {}
+        self.miscounted_weights: set[int] = set()
         self._groups: dict[int, tuple[Use, _Calls]] = {}
         # Several calls may be made as one, with a larger result: then nothing can be counted.
         joined = {key[:2] for key in own if key not in expected}
         for key, uses in own.items():
             others = expected.get(key, [])
-            calls = _Calls(anchors, uses, others)
+            calls = _Calls(anchors, uses, others, key[0] not in miscounted)
             self._groups |= {use.operator.index: (use, calls) for use in uses}
             count = OtherCount(anchors.reference.values[key[0]].name, len(uses), len(others))
+            if len(uses) != len(others):
+                self.miscounted_weights.add(key[0])
             if key[:2] in joined:
                 continue
             if len(uses) > len(others):
@@ -208,9 +218,19 @@ class Pairing:
 
 
 class _Calls:
-    """The calls of one weight on both sides that have no partner yet."""
+    """The calls of one weight on both sides that have no partner yet.
 
-    def __init__(self, anchors: Anchors, own: Sequence[Use], expected: Sequence[Use]):
+    Args:
+        anchors: which values are equal.
+        own: the candidate's calls.
+        expected: the reference's.
+        are_counted: whether a wrong call may be paired by what is left.
+    """
+
+    def __init__(
+        self, anchors: Anchors, own: Sequence[Use], expected: Sequence[Use], are_counted: bool
+    ):
+        self._are_counted = are_counted
         self._anchors = anchors
         self._own, self._expected = list(own), list(expected)
         self._taken: set[Use] = set()
@@ -262,7 +282,7 @@ class _Calls:
             for other in self._expected
             if other not in self._taken | claimed and other.made.index not in self._anchors.reached
         ]
-        if len(left) != len(own):
+        if len(left) != len(own) or not self._are_counted:
             return None
         return self._nearest(use, left) or left[0]
 

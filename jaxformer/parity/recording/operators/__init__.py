@@ -10,6 +10,7 @@ operators of the backward pass on the same tape.
 - ``tape``: all of them, in the order of a run.
 - ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.
+- ``torch_stops``: where it stops gradients.
 - ``torch_weights``: its weights in float64, in memory only while an operator reads them.
 - ``references``: what a reference must be; ``compile`` and the like are taken off it.
 - ``candidates``: the ways to call a candidate, and what it is called with.

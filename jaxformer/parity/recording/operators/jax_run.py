@@ -36,7 +36,7 @@ from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
 from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.recording.operators.tape import Tape
-from jaxformer.parity.recording.operators.tracing import narrow_casts, stops, trace
+from jaxformer.parity.recording.operators.tracing import narrow_casts, rules, stops, trace
 
 
 class JaxRun:
@@ -139,6 +139,10 @@ class JaxRun:
     def stops(self) -> list[str]:
         """Returns "path:line" of each place where the user's code stops gradients."""
         return list(dict.fromkeys(stops(self._traced.plain().jaxpr)))
+
+    def rules(self) -> list[str]:
+        """Returns "path:line" of each function of the user that says what a gradient is."""
+        return list(dict.fromkeys(filter(None, rules(self._traced.plain().jaxpr))))
 
     def narrow_casts(self) -> dict[tuple[str, str], int]:
         """Returns "path:line" and dtype where floats are rounded to fewer bits than float32.

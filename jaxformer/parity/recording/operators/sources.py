@@ -67,5 +67,11 @@ def is_users_function(jaxpr: Any) -> bool:
 
     One of a function of JAX itself may come from a cache, with the traceback of its first call.
     """
-    where = jaxpr.debug_info.func_src_info or ""
-    return " at " in where and _is_users(where.rpartition(" at ")[2])
+    return bool(line_of_function(jaxpr))
+
+
+def line_of_function(traced: Any) -> str:
+    """Returns "path:line" of a function of the user that JAX traced or wrapped, else ""."""
+    name = getattr(traced.debug_info, "func_src_info", None) or ""
+    _, found, where = name.rpartition(" at ")
+    return where if found and _is_users(where) else ""

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from jaxformer.parity.recording.torch_values import require_torch
 
 # These PyTorch takes apart itself.
@@ -11,6 +13,8 @@ DECOMPOSED = (
     "addmm", "baddbmm", "linear", "native_layer_norm", "_softmax", "_log_softmax", "silu",
     "hardswish", "mish", "logit", "_fused_rms_norm", "native_batch_norm",
     "_native_batch_norm_legit_no_training",
+    # Its kernel has a sixth in float32.
+    "hardsigmoid_backward",
 )  # fmt: skip
 
 
@@ -30,6 +34,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.gelu.default] = _gelu
     found[aten.convolution.default] = _convolution
     found[aten.embedding_dense_backward.default] = _embedding_backward
+    found[aten.elu_backward.default] = _elu_backward
+    found[aten.polygamma.default] = _polygamma
     # Of the other tensor only the shape is read: the result does not depend on its numbers.
     found[aten.expand_as.default] = lambda x, other: x.expand(other.shape)
     return found
@@ -77,3 +83,20 @@ def _gelu(x: Any, *, approximate: str = "none") -> Any:
         return x * 0.5 * (1 + (x * math.sqrt(0.5)).erf())
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
     return x * 0.5 * (1 + inner.tanh())
+
+
+def _elu_backward(
+    gradient: Any, alpha: float, scale: float, input_scale: float, is_result: bool, x: Any
+) -> Any:
+    """Returns the gradient of an ELU, where it is that of CELU: PyTorch takes 1/α of a float32."""
+    narrow = float(np.float32(alpha))
+    is_rounded = narrow not in (0, alpha) and input_scale == 1 / narrow
+    if input_scale == 1 or not is_rounded:
+        return NotImplemented
+    aten = require_torch().ops.aten
+    return aten.elu_backward.default(gradient, alpha, scale, 1 / alpha, is_result, x)
+
+
+def _polygamma(n: int, x: Any) -> Any:
+    """Returns ψ'(x) = ζ(2, x), of which PyTorch's own kernel has ten digits, in the first order."""
+    return require_torch().special.zeta(2.0, x) if n == 1 else NotImplemented

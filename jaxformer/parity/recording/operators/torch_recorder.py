@@ -12,6 +12,7 @@ import numpy as np
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_decompositions import decompositions
+from jaxformer.parity.recording.operators.torch_stops import Stops
 from jaxformer.parity.recording.operators.torch_weights import Weight
 from jaxformer.parity.recording.torch_values import require_torch, view, widest
 
@@ -61,6 +62,7 @@ def make_recorder(
             self.versions: dict[int, int] = {}
             # Source and module of what autograd knows by a number.
             self.callers: dict[int, tuple[str, str]] = {}
+            self.stops = Stops(_source)
 
         def name(self, tensor: Any, name: str, kind: str = "parameter") -> Value:
             value = tape.add(view(tensor), kind, name)
@@ -164,6 +166,7 @@ def make_recorder(
             for storage in read & weights.keys():
                 weights[storage].fill()
             inputs = [self.value(tensor) for tensor in flat]
+            self.stops.note(func, flat, inputs)
             written = [
                 arg
                 for arg, spec in zip(args, func._schema.arguments, strict=False)

@@ -171,6 +171,10 @@ class TorchRun:
         self._recorder.forget()
         return gradients
 
+    def stops(self) -> list[str]:
+        """Returns "path:line" of each place where the module's code stops gradients."""
+        return list(filter(None, self._recorder.stops.sources))
+
     def _taker(self, gradients: dict[int, Value], index: int) -> Callable[[Any], Any]:
         """Returns what takes a gradient as soon as it is there, and gives PyTorch no memory of it.
 

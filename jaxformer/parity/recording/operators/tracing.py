@@ -19,7 +19,11 @@ from jaxformer.parity.recording.jax_values import (
 )
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
-from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
+from jaxformer.parity.recording.operators.sources import (
+    is_called_by_user,
+    line_of_function,
+    source_of,
+)
 from jaxformer.parity.recording.result_parts import in_real_parts, opened
 
 
@@ -147,6 +151,14 @@ def stops(jaxpr: Any) -> Iterator[str]:
     for equation in _equations(jaxpr):
         if equation.primitive.name == "stop_gradient" and is_called_by_user(equation):
             yield source_of(equation)
+
+
+def rules(jaxpr: Any) -> Iterator[str]:
+    """Yields "path:line" of each function of the user that says what a gradient is."""
+    for equation in _equations(jaxpr):
+        rule = equation.params.get("bwd") or equation.params.get("jvp_jaxpr_fun")
+        if hasattr(rule, "debug_info"):
+            yield line_of_function(rule)
 
 
 def narrow_casts(jaxpr: Any) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,8 @@ something else than the reference's between the same places.
 - ``factors``: two factors of a product that are wrong at once.
 - ``divergences``: a wrong segment, and trials of other arrays in it.
 - ``results``, ``result_checks``: the results: their numbers, and whether they are complete, in
-  their places and finite alike; ``choices``: integers and truth values among them.
+  their places and finite alike; ``choices``: integers and truth values among them; ``shapes``:
+  those of another shape.
 - ``constants``: what float32 does to the numbers and tables of a segment.
 - ``effects``: how much of a wrong segment reaches the results.
 - ``unverified``: parameters that nothing shows to be right; ``lacking``: those of zeros or ones

@@ -1,5 +1,6 @@
 """Where a wrong segment ends: the earliest value which, put right, makes the rest right."""
 
+import dataclasses
 import itertools
 import math
 from collections import defaultdict
@@ -23,14 +24,28 @@ from jaxformer.parity.segments.operators.equal_ends import last_equal_end
 # How many steps of a wrong segment are tried as its end, for each size.
 MOST_TRIED = 40
 MOST_NEAR = 8
-# So many operators are run again at most to find an end; and after a bug of the forward pass, whose
-# wrong gradients need no exact place.
+# So many operators are run again at most to find an end.
 MOST_RUN_TO_ENDS = 60_000
+# After a bug of the forward pass, whose wrong gradients need no exact place: for one, and for all.
 MOST_RUN_IF_EXPLAINED = 6_000
+MOST_RUN_FOR_EXPLAINED = 30_000
 # Two segments do the same if what they make of the same is this near; their numbers may be rounded.
 ALIKE = 1e-5
 
 Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass
+class Tries:
+    """How many operators may be run again.
+
+    Attributes:
+        left: in all that is still to come.
+        most: in one search for an end, each of the two times.
+    """
+
+    left: int
+    most: int
 
 
 def earliest_end(
@@ -39,8 +54,8 @@ def earliest_end(
     wanted: Value,
     operators: Sequence[Operator],
     reference_operators: Sequence[Operator],
-    layout: Layout | None = None,
-    most: int = MOST_RUN_TO_ENDS,
+    layout: Layout | None,
+    tries: Tries,
 ) -> tuple[Value, Value, Layout] | None:
     """Returns the first value of a segment that, replaced, makes the required value right.
 
@@ -54,7 +69,7 @@ def earliest_end(
         operators: between the last anchors and the value.
         reference_operators: the same of the reference.
         layout: from the reference's value to the candidate's, where that is known.
-        most: how many operators are run again at most, each of the two times.
+        tries: how many operators may be run again.
     """
     by_size: dict[int, list[Value]] = defaultdict(list)
     for operator in reference_operators:
@@ -62,9 +77,9 @@ def earliest_end(
             if made.dtype.kind == "f" and made.index not in anchors.reached:
                 by_size[made.size].append(made)
     search = _Search(anchors, value, wanted, operators, reference_operators, by_size)
-    end = search.run(most)
+    end = search.run(tries)
     if end is None and search.is_cut_short:
-        end = search.run(most, _narrow_places(anchors, operators, value))
+        end = search.run(tries, _narrow_places(anchors, operators, value))
     if end is not None:
         required = value, wanted, search.limit
         return last_equal_end(anchors, end, required, operators, reference_operators)
@@ -104,17 +119,17 @@ class _Search:
         self.is_cut_short = False
 
     def run(
-        self, most: int, among: Collection[int] | None = None
+        self, tries: Tries, among: Collection[int] | None = None
     ) -> tuple[Value, Value, Layout] | None:
         """Returns the first end that fits.
 
         Args:
-            most: how many operators are run again at most.
+            tries: how many operators may be run again.
             among: the values that are tried, by index; default all.
         """
         anchors, value, wanted = self._anchors, self._value, self._wanted
         known = anchors.arrays_before(self._operators)
-        first = None
+        first, most = None, tries.most
         ends = _ends(anchors, self._operators, value, self._by_size, self._inherited, among)
         for end, ways in itertools.groupby(ends, lambda way: way[0]):
             later = depending(self._operators, end)
@@ -133,7 +148,8 @@ class _Search:
                     continue
                 tried.add(same)
                 most -= len(later)
-                if most < 0:
+                tries.left -= len(later)
+                if min(most, tries.left) < 0:
                     self.is_cut_short = True
                     return first
                 again = run_again(later, given | trial).get(value.index)
@@ -167,22 +183,26 @@ def _permuted(
     anchors: Anchors, operators: Sequence[Operator], wanted: Value, value: Value
 ) -> tuple[Layout, float] | None:
     """Returns the order of axes that values have which enter a segment, and how far it is off."""
-    shape, own = without_ones(wanted.shape), without_ones(value.shape)
     array, best = anchors.array(value), None
-    for entering, found in inherited_layouts(anchors, operators).items():
+    for one in _in_same_order(inherited_layouts(anchors, operators), wanted, value):
+        right = one.apply(wanted.data)
+        with np.errstate(invalid="ignore"):
+            far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
+        if not math.isnan(far) and (best is None or far < best[1]):
+            best = one, far
+    return best
+
+
+def _in_same_order(
+    inherited: Mapping[Shape, Sequence[Layout]], wanted: Value, value: Value
+) -> Iterator[Layout]:
+    """Yields the layouts that keep axes in the order of what enters a segment, of any sizes."""
+    shape, own = without_ones(wanted.shape), without_ones(value.shape)
+    for entering, found in inherited.items():
         for layout in found:
             is_same = layout.split == entering and len(entering) == len(shape)
-            if not is_same or tuple(shape[axis] for axis in layout.order) != own:
-                continue
-            one = Layout(shape, layout.order, value.shape)
-            right = one.apply(wanted.data)
-            with np.errstate(invalid="ignore"):
-                far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
-            if math.isnan(far):
-                continue
-            if best is None or far < best[1]:
-                best = one, far
-    return best
+            if is_same and tuple(shape[axis] for axis in layout.order) == own:
+                yield Layout(shape, layout.order, value.shape)
 
 
 def allowed_left(
@@ -276,6 +296,8 @@ def layouts_of(
     """Yields the layouts in which a value of the reference may be one of the candidate."""
     same_shape = inherited.get(without_ones(other.shape), ())
     found = [Layout(layout.split, layout.order, made.shape) for layout in same_shape]
+    # What is made of parts has other sizes than these.
+    found = found or list(_in_same_order(inherited, other, made))
     yield from dict.fromkeys([*found, nearest])
 
 

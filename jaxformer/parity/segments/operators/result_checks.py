@@ -24,6 +24,7 @@ def check_results(walk: Walk, results: Results) -> list[WrongResult]:
     """
     _check_missing(walk, results)
     return [
+        *_of_another_shape(walk, results),
         *_exchanged(walk, results),
         *_not_finite_alike(walk, results),
         *other_choices(walk, results),
@@ -40,6 +41,16 @@ def _check_missing(walk: Walk, results: Results) -> None:
         for name, value in named
         if value.is_activation and value.index not in known
     )
+
+
+def _of_another_shape(walk: Walk, results: Results) -> Iterator[WrongResult]:
+    """Yields results that have not as many numbers as the reference's."""
+    tape = walk.candidate
+    for place, (value, wanted) in results.misshapen.items():
+        right = results.right[place]
+        if right is not None:
+            name, shape = called(tape.output_names[place]), tape.outputs[place].shape
+            yield WrongResult(value, wanted, f"{name} has the shape {shape}, not {right.shape}")
 
 
 def _exchanged(walk: Walk, results: Results) -> Iterator[WrongResult]:

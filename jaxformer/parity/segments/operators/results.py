@@ -8,6 +8,7 @@ import numpy as np
 from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.result_parts import has_name
+from jaxformer.parity.segments.operators.shapes import require_before
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -35,6 +36,8 @@ class Results:
     Attributes:
         compared: those that were compared, by their place.
         uncompared: a sentence for each of the others, and of the reference's.
+        misshapen: of the places of those with another size than the reference's, the value of the
+            candidate that has it first, and what it must be.
         right: of each place, the reference's result of the same name or place; None where neither
             says which that is.
         is_named: whether both sides give their results the same names.
@@ -42,6 +45,7 @@ class Results:
 
     compared: dict[int, ComparedResult] = dataclasses.field(default_factory=dict)
     uncompared: list[str] = dataclasses.field(default_factory=list)
+    misshapen: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     right: Sequence[Value | None] = ()
     is_named: bool = False
 
@@ -96,6 +100,13 @@ def compare_results(walk: Walk) -> Results:
             taken.add(equal[0].value.index)
         else:
             left.append(place)
+    _require_others(walk, results, left)
+    return dataclasses.replace(results, compared=dict(sorted(results.compared.items())))
+
+
+def _require_others(walk: Walk, results: Results, left: Sequence[int]) -> None:
+    """Compares the results that equal none of the reference's, given their places."""
+    wanted, own, right = walk.reference.outputs, walk.candidate.outputs, results.right
     taken = {result.reference.index for result in results.compared.values()}
     wrong = {
         place: one
@@ -103,19 +114,25 @@ def compare_results(walk: Walk) -> Results:
         if (one := right[place]) is not None and one.index not in taken and _may_be(own[place], one)
     }
     taken |= {one.index for one in wrong.values()}
+    is_inside = {place: own[place].index in walk.matches for place in left}
+    alone: list[int] = []
     # What is inside of the reference may be a result of the candidate alone.
-    for place in sorted(left, key=lambda place: bool(matches[place])):
-        value = own[place]
+    for place in sorted(left, key=lambda place: is_inside[place]):
         free = [one for one in wanted if one.index not in taken]
-        other = wrong.get(place) or _counterpart(value, free)
-        if other is not None:
-            taken.add(other.index)
-            found = _require(walk, value, other)
-            if found is not None:
-                results.compared[place] = found
-        elif not matches[place]:
-            results.uncompared.append(_left(place, value, wanted))
-    return dataclasses.replace(results, compared=dict(sorted(results.compared.items())))
+        other = wrong.get(place) or _counterpart(own[place], free)
+        if other is None:
+            alone.append(place)
+            continue
+        taken.add(other.index)
+        found = _require(walk, own[place], other)
+        if found is not None:
+            results.compared[place] = found
+    for place in alone:
+        one = right[place]
+        if one is not None and one.index not in taken:
+            results.misshapen[place] = require_before(walk, own[place], one)
+        elif not is_inside[place]:
+            results.uncompared.append(_left(place, own[place], wanted))
 
 
 def _pair_results(walk: Walk) -> Results:

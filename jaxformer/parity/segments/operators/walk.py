@@ -27,8 +27,10 @@ from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.ends import (
+    MOST_RUN_FOR_EXPLAINED,
     MOST_RUN_IF_EXPLAINED,
     MOST_RUN_TO_ENDS,
+    Tries,
     earliest_end,
 )
 from jaxformer.parity.segments.operators.factors import wrong_factors
@@ -86,6 +88,7 @@ class Walk(Anchors):
         self._done, self._reference_done = 0, 0
         self._is_backward = False
         self._factored: set[int] = set()
+        self._tries_if_explained = Tries(MOST_RUN_FOR_EXPLAINED, MOST_RUN_IF_EXPLAINED)
         # The operator whose operands are looked at, and the anchors that it alone must not read.
         self._reader: Operator | None = None
         self._lent: dict[int, tuple[Any, list[Match]]] = {}
@@ -164,8 +167,10 @@ class Walk(Anchors):
         reference_operators, _ = region_before([wanted], lambda v: v.index in self.reached)
         if self._is_backward and self._is_noise(value, wanted, operators):
             return
-        most = MOST_RUN_IF_EXPLAINED if self._is_explained(operators) else MOST_RUN_TO_ENDS
-        end = earliest_end(self, value, wanted, operators, reference_operators, layout, most)
+        tries = Tries(2 * MOST_RUN_TO_ENDS, MOST_RUN_TO_ENDS)
+        if self._is_explained(operators):
+            tries = self._tries_if_explained
+        end = earliest_end(self, value, wanted, operators, reference_operators, layout, tries)
         if end is None:
             return
         found = self._segment(*end, value, wanted, operators)
