@@ -194,6 +194,11 @@ def test_right_results_are_equal(right, own):
             lambda y: (jnp.tanh(y), jnp.cosh(y)),
             "result 1 of shape (3, 3): the reference gives (3, 3), and nothing more",
         ),
+        (
+            lambda y: (torch.tanh(y), torch.softmax(y, -1)),
+            lambda y: (jnp.tanh(y), jnp.stack([y, y])),
+            "result 1 of shape (2, 3, 3): the reference gives (3, 3), (3, 3)",
+        ),
         (lambda y: y > 0, lambda y: (y > 0, jnp.tanh(y)), "the reference gives no floats"),
         (lambda y: y * torch.nan, lambda y: y * jnp.nan, "the result has no finite number"),
         (

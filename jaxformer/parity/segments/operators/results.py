@@ -129,7 +129,10 @@ def _require_others(walk: Walk, results: Results, left: Sequence[int]) -> None:
             results.compared[place] = found
     for place in alone:
         one = right[place]
-        if one is not None and one.index not in taken:
+        # Of several results without names, one with other axes is of another kind: a cache.
+        is_meant = results.is_named or len(own) == 1
+        is_meant = is_meant or (one is not None and one.ndim == own[place].ndim)
+        if one is not None and one.index not in taken and is_meant:
             results.misshapen[place] = require_before(walk, own[place], one)
         elif not is_inside[place]:
             results.uncompared.append(_left(place, own[place], wanted))
