@@ -54,7 +54,9 @@ def arithmetic_stage(node: Node) -> Stage:
 def last_right_input(forward: Sequence[tuple[str, Difference]]) -> str:
     """Returns which submodule got the last right input before a difference; "" if none did."""
     wrong = next((n for n, (_, difference) in enumerate(forward) if difference.is_bug), 0)
-    entered = [name for name, _ in forward[:wrong] if name.startswith(INPUT_OF)]
+    # Another input of the same submodule may be the wrong one.
+    of_same = forward[wrong][0] if forward else ""
+    entered = [n for n, _ in forward[:wrong] if n.startswith(INPUT_OF) and n != of_same]
     return entered[-1].removeprefix(INPUT_OF) if entered else ""
 
 

@@ -1,6 +1,7 @@
 """The report of a comparison: plain data, its JSON form, and how it shows itself."""
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,8 +107,11 @@ class Report:
             if node.stage != "forward" or not node.wrong_after:
                 return places[node.path]
             right = f"{node.path}.{node.wrong_after}".lstrip(".")
-            inside = [n for path, n in places.items() if f"{path}.".startswith(f"{right}.")]
-            return max(inside, default=places[node.path])
+            place = places.get(right, places[node.path])
+            # Up to the last of its parts; a shared head is called so much later.
+            rest = itertools.islice(self.nodes, place + 1, None)
+            inside = itertools.takewhile(lambda n: n.path.startswith(f"{right}."), rest)
+            return place + sum(1 for _ in inside)
 
         return sorted(nodes, key=place_of)
 

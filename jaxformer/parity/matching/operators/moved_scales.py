@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 
+# What makes the gradient of a number: products, and their sum.
+LINEAR = {"mul", "div", "neg", "sum", "reduce_sum"}
+
 # Two scales are equal if they differ by no more than what is left of a number in float32.
 SAME = 1e-6
 
@@ -73,14 +76,15 @@ def unscaled(value: Value) -> list[Scaled]:
 
 
 def _scaled(value: Value) -> list[Scaled]:
-    """Returns a value, and what scales and biases make of it, where one alone does so.
+    """Returns a value, and what scales and biases make of it where nothing else reads it.
 
-    The gradient of a scale reads the value too.
+    The gradient of a scale may read it too.
     """
     found = [Scaled(value)]
     while True:
-        steps = [step for reader in value.consumers for step in _steps(reader, value)]
-        if len(steps) != 1 or (steps[0].added and len(value.consumers) != 1):
+        readers = [reader for reader in value.consumers if not _is_of_one_number(reader)]
+        steps = [step for reader in readers for step in _steps(reader, value)]
+        if len(readers) != 1 or len(steps) != 1:
             return found
         step, last = steps[0], found[-1]
         value = step.value
@@ -94,6 +98,17 @@ def _steps(reader: Operator, value: Value) -> Iterator[Scaled]:
     step = (value, 1.0) if is_bias else _scale(reader)
     if step is not None and step[0] is value and reader.outputs[0].size == value.size:
         yield Scaled(reader.outputs[0], step[1], int(is_bias))
+
+
+def _is_of_one_number(operator: Operator) -> bool:
+    """Returns whether what an operator makes is only added up to one number."""
+    value = operator.outputs[0]
+    while value.size != 1 and len(value.consumers) == 1:
+        reader = value.consumers[0]
+        if reader.name not in LAYOUT_ONLY | LINEAR:
+            return False
+        value = reader.outputs[0]
+    return value.size == 1 and operator.outputs[0].size != 1
 
 
 def _differ(one: float, other: float) -> bool:
