@@ -21,8 +21,9 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
-# Of fewer numbers several functions make the same: halves of zeros and ones are their softsign too.
-FEWEST_NUMBERS = 4
+# Of fewer numbers, beside 0, 1 and -1, several functions make the same: halves of zeros and ones are
+# their softsign too.
+FEWEST_NUMBERS = 3
 # The same of what they make: many functions make zeros alone.
 FEWEST_RESULTS = 3
 
@@ -86,7 +87,7 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     arrays = [*activations_of(divergence, walk), *map(walk.array, before)]
     inputs = [x for x in arrays if x.shape == shape]
     for x in inputs:
-        if not has_many_numbers(x, FEWEST_NUMBERS):
+        if not has_many_numbers(x[(x != 0) & (np.abs(x) != 1)], FEWEST_NUMBERS):
             continue
         gates = [1.0, *(gate for gate in inputs if gate is not x)]
 
