@@ -21,8 +21,8 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
-# Of fewer numbers, beside 0, 1 and -1, several functions make the same: halves of zeros and ones are
-# their softsign too.
+# Of fewer numbers, beside 0, 1 and -1, several functions make the same: halves of zeros and ones
+# are their softsign too.
 FEWEST_NUMBERS = 3
 # The same of what they make: many functions make zeros alone.
 FEWEST_RESULTS = 3
