@@ -22,7 +22,8 @@ dtypes that it is written in, as a cast is a bug there, and operators with every
 Pairs of modules need less memory, as a segment is judged and freed before the next one is made, and
 operators find values that no module returns. GPT-2 of 124 million parameters, forward and backward
 over 256 positions: 24 s and 3.5 GiB by pairs, 34 s and 3.9 GiB by operators (two cores of an AMD
-EPYC with AVX-512; ``benchmarks/verify.py``, with ``--operators``).
+EPYC with AVX-512; ``benchmarks/verify.py``, with ``--operators``); with AVX2 alone, where operators
+share numpy's work among the cores, 35 and 48 s.
 
 Names that a user gives to modules divide nothing. Measured in ten comparisons of four
 small foreign models, right and with bugs, dividing by them first took twice the CPU time (14 s, not
