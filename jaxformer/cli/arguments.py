@@ -171,6 +171,19 @@ def check_effects(arguments: Sequence[str], effects: Iterable[Effect]) -> None:
                 raise UsageError(f"{flag} has no effect {lack}")
 
 
+def training_effects(config: TrainConfig) -> list[Effect]:
+    """Returns which flags of a run have an effect only beside others."""
+    from jaxformer.data.corpora import NAMES
+
+    adapters = ("--lora-alpha", "--lora-targets", "--lora-dropout")
+    is_file = not config.data_is_tokens and config.data not in NAMES
+    return [
+        Effect(adapters, config.model.lora.lora_rank is not None, "without --lora-rank"),
+        Effect(["--decay-share"], config.optimizer.schedule == "wsd", "but with --schedule wsd"),
+        Effect(["--encoding"], is_file, "but on a text file"),
+    ]
+
+
 def run_folder(arguments: Sequence[str]) -> Path:
     """Returns where a training run is kept."""
     return Path(peek(arguments, "--out") or f"runs/{preset_name(arguments)}")

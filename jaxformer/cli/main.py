@@ -101,7 +101,14 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise UsageError(f"there is no command {command}: use {' or '.join(COMMANDS)}")
     check_requested_platform()
+    arguments = [_with_hyphens(argument) for argument in arguments]
     return importlib.import_module(COMMANDS[command]).run(arguments) or 0
+
+
+def _with_hyphens(argument: str) -> str:
+    """Returns a flag as it is written everywhere else: --init_from is read as --init-from is."""
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else argument
 
 
 def _as_known_error(error: Exception, command: str) -> JaxformerError | None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxformer.cli.arguments import Preset, Switch, join_mixture, parse, read_settings
+from jaxformer.cli.arguments import (
+    Preset,
+    Switch,
+    check_effects,
+    join_mixture,
+    parse,
+    read_settings,
+    training_effects,
+)
 from jaxformer.cli.starting import read_start
 from jaxformer.errors import DoesNotFitError
 from jaxformer.training.config import PairTrainConfig, TrainConfig
@@ -81,6 +89,7 @@ def run(arguments: Sequence[str]) -> None:
         else PlanOptions(config=config)
     )
     options: PlanOptions = parse(type(default), "jaxformer plan", arguments, default)
+    check_effects(arguments, training_effects(options.config))
 
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.planning.plan import find_plan

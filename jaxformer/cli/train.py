@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from jaxformer.cli.arguments import (
-    Effect,
     Preset,
     Switch,
     check_effects,
@@ -27,6 +26,7 @@ from jaxformer.cli.arguments import (
     preset_name,
     read_settings,
     run_folder,
+    training_effects,
     without,
 )
 from jaxformer.cli.starting import read_start
@@ -240,7 +240,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     )
     options: TrainOptions = parse(type(default), "jaxformer train", arguments, default)
     config = options.config
-    check_effects(arguments, _effects(config))
+    check_effects(arguments, training_effects(config))
     if resume:
         check_settings(before, config)
         started, vocabulary = stored_vocabulary(out)
@@ -263,16 +263,3 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
 
     use_compilation_cache(options.compilation_cache)
     return options, out, Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)
-
-
-def _effects(config: TrainConfig) -> list[Effect]:
-    """Returns which flags have an effect only beside others."""
-    from jaxformer.data.corpora import NAMES
-
-    adapters = ("--lora-alpha", "--lora-targets", "--lora-dropout")
-    is_file = not config.data_is_tokens and config.data not in NAMES
-    return [
-        Effect(adapters, config.model.lora.lora_rank is not None, "without --lora-rank"),
-        Effect(["--decay-share"], config.optimizer.schedule == "wsd", "but with --schedule wsd"),
-        Effect(["--encoding"], is_file, "but on a text file"),
-    ]

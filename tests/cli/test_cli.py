@@ -88,7 +88,7 @@ def test_the_entry_points_are_the_same_command():
         ("--attention-kernel flash", ["--attention-kernel", "flash", "splash"]),
         ("--dtype float8", ["--dtype", "float8", "bfloat16"]),
         ("--stepz 5", ["--stepz", "did you mean --steps?"]),
-        ("--learning_rte 5", ["did you mean --learning-rate?"]),
+        ("--learning_rte 5", ["did you mean --learning-rate or --min-learning-rate?"]),
         ("--resum", ["did you mean --resume?"]),
         ("surplus", ["surplus"]),
         ("--preset nope", ["--preset nope is unknown: choose among nano, baby, char-lm, gpt2-sm"]),
@@ -102,6 +102,8 @@ def test_the_entry_points_are_the_same_command():
         ("--ignore head", ["--ignore goes with --init-from"]),
         ("--cast", ["--cast goes with --init-from or --resume"]),
         ("--tracker nosuch", ["nosuch", "tensorboard"]),
+        ("--lora_alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
+        ("--preset=no_pe", ["--preset no_pe is unknown"]),
         ("--lora-alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
         ("--lora-targets=o_proj", ["--lora-targets has no effect without --lora-rank"]),
         ("--decay-share 0.5", ["--decay-share has no effect but with --schedule wsd"]),
@@ -182,6 +184,11 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_sizes_that_do(refuse, 
     refuse(arguments, 9, "--batch-size 10", "3 devices", "use 9 or 12")
     arguments = train_arguments(text, "out", "--devices", 8, "--accumulation", 2)
     refuse(arguments, 9, "--batch-size 4", "8 devices and 2 micro-batches", "use 16,")
+
+
+def test_a_flag_may_have_underscores(refuse, text):
+    """What is looked for before all settings are read is found too."""
+    refuse(train_arguments(text, "out", "--init_from", "nowhere"), 4, "nowhere does not exist")
 
 
 def test_more_devices_than_there_are_are_refused(refuse, text):

@@ -292,14 +292,14 @@ def test_the_command_says_how_it_compared(tmp_path):
 def test_what_cannot_be_streamed_is_one_line(tmp_path):
     llama(tmp_path)
     paths = tmp_path / "llama", tmp_path / "llama.safetensors"
-    _, told = run_rejected("verify", *paths, "--stream", "always", "--mode", "train")
-    assert "--stream always is for --mode forward or grad" in told
-    _, told = run_rejected("verify", *paths, "--stream", "never", "--state", tmp_path / "s")
-    assert "--state is for --stream always and auto" in told
+    _, line = run_rejected("verify", *paths, "--stream", "always", "--mode", "train")
+    assert "--stream always is for --mode forward or grad" in line
+    _, line = run_rejected("verify", *paths, "--stream", "never", "--state", tmp_path / "s")
+    assert "--state is for --stream always and auto" in line
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
-    _, told = run_rejected("verify", *paths, "--stream", "always", "--state", tmp_path / "used")
-    assert "holds other files" in told
+    _, line = run_rejected("verify", *paths, "--stream", "always", "--state", tmp_path / "used")
+    assert "holds other files" in line
 
 
 @FULL
@@ -311,9 +311,9 @@ def test_blocks_without_a_counterpart_are_compared_in_whole_models(tmp_path):
     )  # fmt: skip
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     paths = tmp_path / "t5", tmp_path / "t5", "--length", 5
-    _, told = run_rejected("verify", *paths, "--stream", "always")
-    assert "cannot be compared block by block: no module of the reference is paired with" in told
-    assert told.rstrip().endswith("compare whole models with --stream never")
+    _, line = run_rejected("verify", *paths, "--stream", "always")
+    assert "cannot be compared block by block: no module of the reference is paired with" in line
+    assert line.rstrip().endswith("compare whole models with --stream never")
     code, lines = verify(*paths, "--stream", "never", "--mode", "forward")
     assert code == 0
     assert "2 not compared by themselves" in lines[-2]

@@ -123,13 +123,18 @@ def test_a_large_sum_takes_the_memory_of_what_it_adds(everything_is_forgotten, m
     assert (array is made[0]) == (second != "itself turned")
 
 
-def test_views_of_an_array_that_was_made_again_are_looked_at_together(everything_is_forgotten):
-    tape, index = Tape(observe=lambda value: None), Index()
+def indexed_product(tape):
+    """An index of a tape's values, a product among them, its view, and what is made again."""
+    index = Index()
     total, made = sum_of_products(tape, "itself turned")
-    product, turned = total.producer.inputs
     index.add(tape.values)
     for value in tape.values:
         index.note(value)
+    return index, *total.producer.inputs, made
+
+
+def test_views_of_an_array_that_was_made_again_are_looked_at_together(everything_is_forgotten):
+    index, product, turned, made = indexed_product(Tape(observe=lambda value: None))
     array = product.data
     made.clear()
     assert [match.value for match in index.find(array)] == [product, turned]
@@ -137,12 +142,8 @@ def test_views_of_an_array_that_was_made_again_are_looked_at_together(everything
 
 
 def test_what_equals_none_but_its_views_is_not_read(everything_is_forgotten):
-    tape, index = Tape(observe=lambda value: None), Index()
-    total, made = sum_of_products(tape, "itself turned")
-    product, _ = total.producer.inputs
-    index.add(tape.values)
-    for value in tape.values:
-        index.note(value)
+    tape = Tape(observe=lambda value: None)
+    index, product, _, made = indexed_product(tape)
     made.clear()
     assert index.twins(product) == []
     assert made == []
