@@ -255,10 +255,12 @@ def _process_options(control_plane: ControlPlane | None) -> Any:
 def _say_errors_once() -> None:
     """Keeps from the screen what else is said of a save that fails, once in this process.
 
-    Orbax logs each error that it raises, with the stack. It closes the event loop of the save, and
+    Orbax logs each error that it raises, with the stack. The first error ends the event loop of
+    the save: asyncio logs the errors of the other arrays, for which nothing waits any more, and
     TensorStore, which tells that loop of each array that is written, prints that it is closed.
     """
     logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.msg)
+    logging.getLogger("asyncio").addFilter(lambda record: not _is_late_error(record))
     show = sys.unraisablehook
 
     def show_unless_late(found: Any) -> None:
@@ -266,6 +268,13 @@ def _say_errors_once() -> None:
             show(found)
 
     sys.unraisablehook = show_unless_late
+
+
+def _is_late_error(record: logging.LogRecord) -> bool:
+    """Returns whether asyncio logs an error of TensorStore for which nothing waits any more."""
+    error = record.exc_info[1] if record.exc_info else None
+    late = record.getMessage().startswith("Future exception was never retrieved")
+    return late and "tensorstore_spec=" in str(error)
 
 
 @functools.cache

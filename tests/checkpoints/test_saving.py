@@ -50,6 +50,8 @@ def held(monkeypatch):
 
 SAVE_UNDER_A_LIMIT = """
 import resource, sys
+# Python renames bytecode into place without a look at how much of it was written.
+sys.dont_write_bytecode = True
 import numpy as np
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.errors import ResourceError
