@@ -271,10 +271,12 @@ def _say_errors_once() -> None:
 
 
 def _is_late_error(record: logging.LogRecord) -> bool:
-    """Returns whether asyncio logs an error of TensorStore for which nothing waits any more."""
-    error = record.exc_info[1] if record.exc_info else None
-    late = record.getMessage().startswith("Future exception was never retrieved")
-    return late and "tensorstore_spec=" in str(error)
+    """Returns whether asyncio logs an error of TensorStore for which nothing waits any more.
+
+    Such an error names the database of arrays (OCDBT) in which it arose.
+    """
+    message = record.getMessage()
+    return "exception was never retrieved" in message and "ocdbt" in message.lower()
 
 
 @functools.cache
