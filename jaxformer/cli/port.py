@@ -43,9 +43,9 @@ class PortOptions:
     """Whose names the arrays have; default what the checkpoint shows."""
     force: Switch = False
     """Take --dialect even where the checkpoint's config is of another model_type."""
-    to: Literal["torch", "jax", "hf", "peft"] | None = None
-    """A PyTorch file, a run's folder, a Hugging Face folder, or PEFT's folder of adapters; default
-    by the name of DST."""
+    to: Literal["torch", "jax", "hf", "trainer", "peft"] | None = None
+    """A PyTorch file, a run's folder, a Hugging Face folder, one from which transformers' Trainer
+    goes on (resume_from_checkpoint), or PEFT's folder of adapters; default by the name of DST."""
     base: Path | None = None
     """The model that the adapters in SRC are of, where that is PEFT's folder; default the folder
     that they name."""

@@ -22,6 +22,7 @@ from jaxformer.porting.formats.raw_checkpoints import (
     read_meta,
     read_raw_checkpoint,
 )
+from jaxformer.porting.formats.trainer_folders import OptimizerFile
 from jaxformer.porting.mapping.abstract_modules import as_config
 from jaxformer.porting.mapping.casts import cast
 from jaxformer.porting.mapping.optimizer_state import (
@@ -29,8 +30,9 @@ from jaxformer.porting.mapping.optimizer_state import (
     UnknownStepsError,
     read_optimizer,
 )
-from jaxformer.porting.mapping.plans import Plan, plan_import
+from jaxformer.porting.mapping.plans import Plan, plan_export, plan_import
 from jaxformer.porting.mapping.wrapped_names import unwrap
+from jaxformer.porting.parameter_order import parameter_order
 from jaxformer.porting.peft import Adapter, add_adapter, holds_adapter, read_adapter
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer
@@ -114,13 +116,16 @@ class Checkpoint:
         """
         optimizer = None if self.adapter is not None else self.raw.optimizer
         if isinstance(optimizer, Moments):
-            manifest = optimizer.manifest
-            kind, settings = _optimizer_settings(manifest)
-            return OptimizerState(optimizer.moments, manifest["step"], settings, kind)
+            step = optimizer.manifest["step"]
+            kind, settings, following = _optimizer_settings(optimizer.manifest)
+            return OptimizerState(optimizer.moments, step, settings, kind, following)
         if optimizer is None:
             return None
+        if isinstance(optimizer, OptimizerFile):
+            optimizer = self._read_optimizer_file(optimizer)
+        own, order = self._as_class(plan)
         try:
-            return read_optimizer(optimizer, plan, steps=self.raw.record.get("step"))
+            return read_optimizer(optimizer, own, order=order, steps=self.raw.record.get("step"))
         except UnknownStepsError as error:
             raise CheckpointError(
                 f"{error}, and neither does the file: take the weights alone"
@@ -157,6 +162,25 @@ class Checkpoint:
         is_sorted = any(file.suffix == ".safetensors" for file in self.raw.files)
         is_sorted = is_sorted or self.raw.files[0].suffix == ".json"
         return () if is_sorted else plan.order
+
+    def _read_optimizer_file(self, file: OptimizerFile) -> dict[str, Any]:
+        try:
+            return file.read()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}, or leave it out with --weights-only") from error
+
+    def _as_class(self, plan: Plan) -> tuple[Plan, Sequence[str]]:
+        """Returns a plan with the names of the source's class, and these in its modules' order.
+
+        Files of safetensors sort their names, and may hold other arrays than the class.
+        """
+        if known := self.known_order(plan):
+            return plan, known
+        origin = dataclasses.replace(plan.origin, is_published=False)
+        own = plan_export(plan.module, plan.tensors, origin.dialect, origin=origin)
+        order = parameter_order(own, (), self.raw.record.get("origin") or {})
+        mapping = own.module_mapping
+        return dataclasses.replace(plan, links=own.links, module_mapping=mapping), order or []
 
     def files_beside(self) -> dict[str, Path]:
         """Returns the files that travel with the weights, by the names that copies get."""
@@ -371,25 +395,33 @@ def in_float32(plan: Plan) -> Plan:
     return dataclasses.replace(plan, tensors={**plan.tensors, **narrow})
 
 
-def _optimizer_settings(manifest: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-    """Returns a run's optimizer and its settings, with the learning rate of its last step."""
+def _optimizer_settings(
+    manifest: Mapping[str, Any],
+) -> tuple[str, dict[str, float], float | None]:
+    """Returns a run's optimizer and its settings, with the learning rate of its last step.
+
+    Also that of the next step, where it is known.
+    """
     if isinstance(manifest.get("optimizer"), dict):
         known = dict(manifest["optimizer"])
-        return known.pop("optimizer", "adamw"), known
+        return known.pop("optimizer", "adamw"), known, None
     run = manifest.get("config") or {}
     given = run.get("optimizer")
     if not isinstance(given, dict):
-        return "adamw", {}
+        return "adamw", {}, None
     from jaxformer.optimizers import learning_rate
 
     config: OptimizerConfig = from_dict(OptimizerConfig, given)
     if config.decay_steps is None:
         config = dataclasses.replace(config, decay_steps=run.get("steps"))
-    return config.optimizer, {
-        "learning_rate": float(learning_rate(config, max(manifest["step"] - 1, 0))),
+    step = manifest["step"]
+    last, following = (float(learning_rate(config, at)) for at in (max(step - 1, 0), step))
+    settings = {
+        "learning_rate": last,
         **{name: getattr(config, name) for name in ("beta1", "beta2", "eps", "weight_decay")},
         "momentum": config.momentum_rate,
     }
+    return config.optimizer, settings, following
 
 
 def _ids(value: Any) -> list[int]:

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.config_optimizers import OPTIMIZERS
-from jaxformer.errors import ResourceError
+from jaxformer.errors import ResourceError, UsageError
 from jaxformer.porting.certificate import file_record, make_certificate
 from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.mapping.casts import DTYPES, cast
 from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM, OptimizerState
-from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.mapping.plans import Plan, plan_export
 from jaxformer.porting.parameter_order import parameter_order
 from jaxformer.porting.peft import has_adapters
 from jaxformer.porting.targets import CERTIFICATE, PortTarget, check_replaceable, plan_target
 from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress
 from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
+
+# The optimizers of transformers' Trainer that are those of jaxformer.
+OF_TRAINER = ("adamw", "sgd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,8 @@ def plan_port(checkpoint: Checkpoint, target: PortTarget, ignore: Sequence[str] 
         ignore: patterns of names to leave out.
 
     Raises:
-        UsageError: the source's dialect is unknown, or the target's cannot hold the model.
+        UsageError: the source's dialect is unknown, or the target's cannot hold the model; or it
+            has no optimizer's state, without which the Trainer does not go on.
         CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
     """
     imported = checkpoint.plan(ignore)
@@ -85,6 +89,11 @@ def plan_port(checkpoint: Checkpoint, target: PortTarget, ignore: Sequence[str] 
     recorded = checkpoint.raw.record.get("origin") or {}
     exported = plan_target(plan, target, recorded)
     optimizer, reason = _plan_optimizer(checkpoint, imported, exported, target)
+    if target.format == "trainer" and optimizer is None:
+        raise UsageError(
+            "transformers' Trainer goes on with the optimizer's state: "
+            f"{reason or 'the source has none'}; --to hf writes weights alone"
+        )
     output = _plan_output(checkpoint, imported, exported, target, recorded, optimizer)
     return Port(checkpoint, target, imported, output, rounding, reason)
 
@@ -93,7 +102,7 @@ def _plan_optimizer(
     checkpoint: Checkpoint, imported: Plan, exported: Plan, target: PortTarget
 ) -> tuple[OptimizerState | None, str]:
     """Returns the optimizer's state that is written, or None and why it is left out."""
-    if target.weights_only or target.format not in ("torch", "run"):
+    if target.weights_only or target.format not in ("torch", "trainer", "run"):
         return None, ""
     if checkpoint.adapter is not None:
         return None, "it is that of the model without its adapters"
@@ -102,9 +111,11 @@ def _plan_optimizer(
         return None, ""
     if has_adapters(imported) and not has_adapters(exported):
         return None, "it is that of the adapters, which are merged into the weights"
+    title = OPTIMIZERS[optimizer.kind].title
     if target.format == "torch" and optimizer.kind in WITHOUT_TORCH_FORM:
-        title = OPTIMIZERS[optimizer.kind].title
         return None, f"PyTorch has no place for what jaxformer's {title} keeps"
+    if target.format == "trainer" and optimizer.kind not in OF_TRAINER:
+        return None, f"it has no place for what jaxformer's {title} keeps"
     return optimizer, ""
 
 
@@ -117,7 +128,13 @@ def _plan_output(
     optimizer: OptimizerState | None,
 ) -> Output:
     has_same_dialect = exported.origin.dialect.name == imported.origin.dialect.name
-    order = None
+    order, class_plan = None, None
+    if target.format == "trainer":
+        # The class may hold other arrays than its files.
+        origin = dataclasses.replace(exported.origin, is_published=False)
+        tensors = imported.tensors
+        class_plan = plan_export(imported.module, tensors, origin.dialect, origin=origin)
+        order = parameter_order(class_plan, (), {})
     if target.format == "torch":
         keeps_order = has_same_dialect and exported.origin.dialect.name != "jaxformer"
         came = checkpoint.known_order(imported) if keeps_order else ()
@@ -131,6 +148,7 @@ def _plan_output(
         companions=checkpoint.files_beside(),
         step=step or None,
         optimizer=optimizer,
+        class_plan=class_plan,
         order=order,
         origin=checkpoint.origin_of(imported),
         base=checkpoint.base,

@@ -19,7 +19,7 @@ CERTIFICATE = "certificate.json"
 # Dialects whose models hold adapters beside their weights; for all others these are merged.
 WITH_ADAPTERS = ("jaxformer", "torch_ref")
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
-TRANSFORMERS_FORMATS = ("huggingface", "peft")
+TRANSFORMERS_FORMATS = ("huggingface", "trainer", "peft")
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Files of models that jaxformer does not write; a folder may have any other name.
 FOREIGN_SUFFIXES = (
@@ -53,7 +53,7 @@ class PortTarget:
 
 def choose_target(
     path: Path,
-    to: Literal["torch", "jax", "hf", "peft"] | None = None,
+    to: Literal["torch", "jax", "hf", "trainer", "peft"] | None = None,
     certificate: Path | None = None,
     *,
     overwrite: bool = False,
@@ -63,7 +63,8 @@ def choose_target(
 
     Args:
         path: the file or folder.
-        to: a PyTorch file, a run's folder, a Hugging Face folder, or PEFT's folder of adapters.
+        to: a PyTorch file, a run's folder, a Hugging Face folder, one with which transformers'
+            Trainer goes on, or PEFT's folder of adapters.
         certificate: where to write the certificate; by default beside a file.
         overwrite: whether what is there may be replaced.
         settings: ``dialect``, ``dtype`` and ``weights_only`` of ``PortTarget``.
@@ -76,6 +77,8 @@ def choose_target(
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(WEIGHT_DTYPES)}: got {dtype!r}")
     kind = _choose_format(path, to)
+    if kind == "trainer" and settings.get("weights_only"):
+        raise UsageError("a Trainer folder has the optimizer's state: --to hf writes weights alone")
     certificates = [path.with_name(f"{path.name}.{CERTIFICATE}")] if kind not in FOLDERS else []
     if certificate is not None:
         certificates = [certificate]
@@ -95,6 +98,8 @@ def _choose_format(path: Path, to: str | None) -> Format:
         )
     if to == "hf":
         return "huggingface"
+    if to == "trainer":
+        return "trainer"
     if to == "peft":
         return "peft"
     if suffix == ".safetensors":

@@ -13,14 +13,15 @@ from jaxformer.porting.formats.raw_checkpoints import RECORD
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_writer import write_torch_file
+from jaxformer.porting.formats.trainer_folders import write_trainer_files
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.peft import SETTINGS, WEIGHTS, adapter_settings
 from jaxformer.storage.durable_files import atomic_write_bytes, read_back_error
 
-Format = Literal["safetensors", "torch", "huggingface", "run", "peft"]
-FOLDERS = ("huggingface", "run", "peft")
+Format = Literal["safetensors", "torch", "huggingface", "trainer", "run", "peft"]
+FOLDERS = ("huggingface", "trainer", "run", "peft")
 Progress = Callable[[int], None]
 
 
@@ -29,14 +30,17 @@ class Output:
     """What a port writes.
 
     Attributes:
-        format: a ``.safetensors`` file, a PyTorch file, a Hugging Face folder, a run's folder, or
-            one of PEFT's, which holds adapters alone.
+        format: a ``.safetensors`` file, a PyTorch file, a Hugging Face folder, one with which
+            transformers' Trainer goes on, a run's folder, or one of PEFT's, which holds adapters
+            alone.
         plan: from the model to the names that are written.
         vocabulary: the characters in the order of their ids, if they are known.
         token_ids: see ``Checkpoint``.
         companions: files of a tokenizer, by the name under which a folder gets a copy.
         step: how many optimizer steps the weights have been trained for.
-        optimizer: the optimizer's state; only PyTorch files and runs hold one.
+        optimizer: the optimizer's state; PyTorch files, Trainer folders and runs hold one.
+        class_plan: as ``plan``, to the arrays of the class that the optimizer updates; None where
+            they are those that are written.
         order: the parameters' names in the order of the PyTorch model, if it is known.
         origin: the dialect and class that the arrays came from, and their order there.
         base: the model that adapters are of, if they are all that is written.
@@ -50,6 +54,7 @@ class Output:
     companions: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     step: int | None = None
     optimizer: OptimizerState | None = None
+    class_plan: Plan | None = None
     order: Sequence[str] | None = None
     origin: Mapping[str, Any] | None = None
     base: str | None = None
@@ -140,6 +145,16 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
     return digests
 
 
+def _write_trainer(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
+    digests = _write_hugging_face(output, folder, progress)
+    optimizer = output.optimizer
+    assert optimizer is not None
+    plan = output.class_plan or output.plan
+    state = write_optimizer(optimizer, plan, output.order, for_trainer=True)
+    write_trainer_files(folder, state, optimizer.count, progress)
+    return digests
+
+
 def _with_token_ids(settings: Mapping[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings with the ids of special tokens, nested ones where settings are nested."""
     found = dict(settings)
@@ -227,6 +242,7 @@ WRITERS: dict[Format, Callable[[Output, Path, Progress], dict[str, str]]] = {
     "safetensors": _write_safetensors,
     "torch": _write_torch,
     "huggingface": _write_hugging_face,
+    "trainer": _write_trainer,
     "run": _write_run,
     "peft": _write_peft,
 }

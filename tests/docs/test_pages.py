@@ -152,17 +152,22 @@ def a_run(folder):
 
 
 def checkpoints(folder):
-    """A Hugging Face folder and nanoGPT's files."""
+    """A Hugging Face folder, one of transformers' Trainer, and nanoGPT's files."""
     from parity_tests.families.nanogpt import GPT, GPTConfig
 
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    from tests.support.trainers import save_trainer, trainer_of
+
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16}
     config = transformers.GPT2Config(
         vocab_size=SIZE, n_positions=32, eos_token_id=0, bos_token_id=0, **sizes
     )
-    transformers.GPT2LMHeadModel(config).save_pretrained("gpt2")
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained("gpt2")
     save_tokenizer("gpt2")
+    save_trainer(trainer_of(model), folder / "out" / "checkpoint-500")
+    save_tokenizer("out/checkpoint-500")
     letters = sorted(set(corpus()[:60_000]))
     arguments = {**sizes, "block_size": 16, "bias": False, "vocab_size": len(letters), "dropout": 0}
     gpt = GPT(GPTConfig(**arguments))

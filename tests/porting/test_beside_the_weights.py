@@ -20,6 +20,7 @@ from jaxformer.parameters import get_parameters
 from jaxformer.porting import from_torch, train_state_from_torch, train_state_to_torch
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.training.state_arrays import moments_of
+from tests.support.trainers import are_equal, moments_by_name
 
 IDS = {"bos_token_id": 5, "eos_token_id": 6, "pad_token_id": 7}
 
@@ -101,13 +102,21 @@ def test_a_state_dict_under_an_unknown_key_is_rejected_with_those_that_are_known
     )  # fmt: skip
 
 
-def test_the_optimizer_of_a_trainer_is_named(tmp_path, capsys):
+def test_the_optimizer_that_accelerate_saves_is_read(tmp_path, capsys):
     model = llama()
-    model.save_pretrained(tmp_path / "hf")
     optimizer = after_a_step(model, torch.arange(6)[None])
-    torch.save(optimizer.state_dict(), tmp_path / "hf" / "optimizer.pt")
-    assert main(["port", str(tmp_path / "hf"), str(tmp_path / "out")]) == 0
-    assert "left out: optimizer.pt is not read: put it" in capsys.readouterr().err
+    model.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "config.json").rename(tmp_path / "config.json")
+    torch.save(optimizer.state_dict(), tmp_path / "hf" / "optimizer.bin")
+    (tmp_path / "hf" / "random_states_0.pkl").touch()
+    weights, config = tmp_path / "hf" / "model.safetensors", tmp_path / "config.json"
+    run = str(tmp_path / "run")
+    assert main(["port", str(weights), run, "--config", str(config)]) == 0
+    shown = capsys.readouterr().err
+    assert "AdamW after 1 steps" in shown
+    assert "random_states_0.pkl, beside the weights" in shown
+    stored = open_checkpoint(run).raw.optimizer.moments
+    assert are_equal(stored, moments_by_name(model, optimizer))
 
 
 def test_ids_of_special_tokens_come_from_any_config(saved, tmp_path):

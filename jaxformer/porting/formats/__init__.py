@@ -10,6 +10,7 @@ checked before memory is allocated, and no code of a file runs.
 - ``torch_files`` reads files of ``torch.save`` and ``torch_writer`` writes them; ``torch_archive``
   is their zip archive, ``torch_unpickler`` their pickle, ``torch_dtypes`` the names of dtypes;
   ``torch_entries``: what people keep in such a file, and what of it is not read.
+- ``trainer_folders``: what transformers' Trainer keeps beside the weights of a folder.
 - ``plain_pickle``: the machine that executes pickles of plain data. ``trees``: nested containers.
 - ``download``: fetches one file over the network.
 """

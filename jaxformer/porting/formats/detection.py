@@ -30,6 +30,7 @@ FORMAT_NAMES: dict[str, str] = {
     "torch": "PyTorch file",
     "torch_index": "PyTorch files",
     "huggingface": "Hugging Face folder",
+    "trainer": "Trainer folder",
     "run": "run folder",
     "peft": "PEFT folder",
     "checkpoints": "run folder",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import CheckpointError, UsageError
-from jaxformer.porting.formats.detection import Kind, detect, find_weights
+from jaxformer.porting.formats.detection import WEIGHTS, Kind, detect, find_weights
 from jaxformer.porting.formats.plain_pickle import read_plain_pickle
 from jaxformer.porting.formats.safetensors_files import (
     read_safetensors,
@@ -23,12 +23,15 @@ from jaxformer.porting.formats.torch_entries import (
     find_unread,
 )
 from jaxformer.porting.formats.torch_files import read_torch_file
+from jaxformer.porting.formats.trainer_folders import (
+    STATE,
+    find_optimizer_file,
+    unread_files,
+)
 from jaxformer.storage.local_files import LocalFile
 from jaxformer.storage.strict_json import parse_json
 
 MAX_CONFIG_BYTES = 16 << 20
-# Beside the weights of a folder they are not read.
-OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 # What lies beside the weights of a Hugging Face folder: files of a tokenizer, chat templates, and
 # settings of generation and of what prepares the inputs.
 COMPANIONS = (
@@ -75,7 +78,7 @@ class RawCheckpoint:
         tensors: the model's arrays, by their names in the file.
         record: what else is known of them: some of the names in ``RECORDED``.
         companions: files of a tokenizer beside it.
-        optimizer: a PyTorch optimizer's state dict, or ``Moments``.
+        optimizer: a PyTorch optimizer's state dict, an ``OptimizerFile``, or ``Moments``.
         warnings: damaged steps of a run that were skipped.
         unread_optimizer: why an optimizer's state that is there is not read, "" if there is none.
         unread: what else lies beside the weights and is not read, by its key.
@@ -137,7 +140,7 @@ def _read(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint
         found = read_config(config)
         if "model_type" in found:
             return _with_sidecars(raw, path.parent, found)
-    return raw
+    return _with_optimizer(raw, path.parent) if path.name in WEIGHTS else raw
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -181,15 +184,32 @@ def _read_folder(path: Path) -> RawCheckpoint:
 
 
 def _with_sidecars(raw: RawCheckpoint, folder: Path, config: dict[str, Any]) -> RawCheckpoint:
-    """Adds the config.json and the tokenizer that lie beside the weights."""
-    unread = next((name for name in OPTIMIZER_FILES if (folder / name).is_file()), "")
+    """Adds what lies beside the weights: settings, a tokenizer, and an optimizer's state."""
     record = {k: v for k, v in raw.record.items() if k in ("vocabulary", "step")}
-    return dataclasses.replace(
+    whole = dataclasses.replace(
         raw,
         files=(*raw.files, folder / "config.json"),
         record={**record, "config": config},
-        unread_optimizer=unread and f"{unread} is not read: put it and the model into one .pt",
         companions=tuple(folder / name for name in COMPANIONS if (folder / name).is_file()),
+    )
+    return _with_optimizer(whole, folder)
+
+
+def _with_optimizer(raw: RawCheckpoint, folder: Path) -> RawCheckpoint:
+    """Adds an optimizer's state that lies beside the weights in a file of its own."""
+    found = find_optimizer_file(folder)
+    if found is None or raw.optimizer is not None:
+        return raw
+    files, record = [*raw.files, found.path], dict(raw.record)
+    if (folder / STATE).is_file():
+        record["step"] = read_config(folder / STATE).get("global_step")
+        files.append(folder / STATE)
+    return dataclasses.replace(
+        raw,
+        files=tuple(files),
+        record=record,
+        optimizer=found,
+        unread=(*raw.unread, *unread_files(folder)),
     )
 
 

@@ -1,7 +1,9 @@
 """The groups of PyTorch's optimizers: which optimizer has them, and its settings, both ways."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jaxformer.config_optimizers import OPTIMIZERS
@@ -10,6 +12,59 @@ from jaxformer.porting.formats.tensors import StoredTensor
 
 # Variants of Adam and SGD that compute something else.
 UNSUPPORTED = ("amsgrad", "maximize", "nesterov", "dampening")
+# What transformers' Trainer does not decay, by its name in small letters; nor what is in a
+# LayerNorm, whatever that is called (Trainer.get_decay_parameter_names).
+WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+Shapes = Mapping[str, Sequence[int]]
+# Returns the group of a parameter: whether Muon does not update it, and whether it does not decay.
+# The groups of an optimizer are in the order of these pairs.
+GroupOf = Callable[[str], tuple[bool, bool]]
+
+
+def groups_by_shape(shapes: Shapes, hidden: Collection[str] = ()) -> GroupOf:
+    """Returns the groups of nanoGPT and torch_ref: what has two or more dimensions decays.
+
+    Args:
+        shapes: of the parameters.
+        hidden: those that Muon updates.
+    """
+    return lambda name: (name not in hidden, len(shapes[name]) < 2)
+
+
+def groups_of_trainer(shapes: Shapes) -> GroupOf:
+    """Returns the groups of transformers' Trainer, which go by names."""
+
+    def group_of(name: str) -> tuple[bool, bool]:
+        # Of one dimension the weights of norms alone are called so.
+        is_norm = len(shapes[name]) < 2 and name.rpartition(".")[2] == "weight"
+        return True, is_norm or WITHOUT_DECAY.search(name.lower()) is not None
+
+    return group_of
+
+
+def in_groups(names: Sequence[str], sizes: Sequence[int], rules: Sequence[GroupOf]) -> list[str]:
+    """Returns parameters in the order of an optimizer's groups, which do not name them.
+
+    Args:
+        names: in the order of the modules.
+        sizes: of the groups.
+        rules: how they may have been made; the first that gives such sizes is taken.
+
+    Raises:
+        CheckpointError: none does.
+    """
+    wanted = [size for size in sizes if size]
+    known = []
+    for rule in rules:
+        found = Counter(map(rule, names))
+        known.append([found[group] for group in sorted(found)])
+        if known[-1] == wanted:
+            return sorted(names, key=rule)
+    raise CheckpointError(
+        f"the optimizer's groups have {' and '.join(map(str, wanted))} parameters, and not "
+        + ", nor ".join(" and ".join(map(str, sizes)) for sizes in known)
+        + ": let them name theirs with param_names"
+    )
 
 
 def find_kind(groups: Sequence[Mapping[str, Any]]) -> str:

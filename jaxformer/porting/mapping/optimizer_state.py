@@ -25,6 +25,9 @@ from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.optimizer_groups import (
     as_number,
     find_kind,
+    groups_by_shape,
+    groups_of_trainer,
+    in_groups,
     read_groups,
     write_group,
 )
@@ -53,23 +56,31 @@ class OptimizerState:
         settings: ``learning_rate`` (of the last step), ``beta1``, ``beta2``, ``eps``, ``momentum``
             and ``weight_decay``, as far as they are known.
         kind: its name in ``OPTIMIZERS``.
+        next_rate: the learning rate of the next step, where it is known.
     """
 
     moments: Mapping[str, Mapping[str, StoredTensor]]
     count: int
     settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kind: str = "adamw"
+    next_rate: float | None = None
 
 
 def read_optimizer(
-    state: Mapping[str, Any], plan: Plan, *, steps: int | None = None
+    state: Mapping[str, Any],
+    plan: Plan,
+    *,
+    order: Sequence[str] | None = None,
+    steps: int | None = None,
 ) -> OptimizerState:
     """Imports the state dict of a PyTorch optimizer.
 
     Args:
         state: as ``optimizer.state_dict()`` gives it, or keyed by names as
             ``torch.distributed.checkpoint.state_dict`` does; arrays are stored tensors or torch's.
-        plan: the import of the model, from a state dict in the order of its modules.
+        plan: the import of the model.
+        order: the source arrays in the order of the modules, empty if it is not known; default
+            that in which they came.
         steps: how many it has made, where its state does not say so: SGD's does not.
 
     Raises:
@@ -83,7 +94,8 @@ def read_optimizer(
         raise UsageError("not a torch optimizer's state dict: it has no state or no param_groups")
     kind = find_kind(groups)
     shapes = _shapes(plan)
-    named = [name for name in dict.fromkeys(_canonical(plan, plan.order)) if name in shapes]
+    ordered = _canonical(plan, plan.order if order is None else order)
+    named = [name for name in dict.fromkeys(ordered) if name in shapes]
     hidden = _hidden(plan)
     canonical = functools.partial(_canonical, plan)
     names = _names_of(groups, named, shapes, hidden if kind == "muon" else (), canonical)
@@ -156,7 +168,11 @@ def export_moments(
 
 
 def write_optimizer(
-    optimizer: OptimizerState, plan: Plan, order: Sequence[str] | None = None
+    optimizer: OptimizerState,
+    plan: Plan,
+    order: Sequence[str] | None = None,
+    *,
+    for_trainer: bool = False,
 ) -> dict[str, Any]:
     """Exports the state as the optimizer's ``load_state_dict`` takes it.
 
@@ -169,6 +185,7 @@ def write_optimizer(
         optimizer: the state.
         plan: the export of the model.
         order: the source arrays in the order of ``named_parameters()``; default any.
+        for_trainer: whether to make the two groups of transformers' Trainer.
     """
     shapes, kind = _shapes(plan), optimizer.kind
     # PyTorch lists a tied array under the first of its names.
@@ -178,16 +195,19 @@ def write_optimizer(
     names = [name for name in given if name in shapes]
     moments = export_moments(optimizer.moments, plan, kind)
     hidden = _hidden(plan) if kind == "muon" else set()
+    group_of = groups_of_trainer(shapes) if for_trainer else groups_by_shape(shapes, hidden)
+    settings = dict(optimizer.settings)
+    if for_trainer and optimizer.next_rate is not None:
+        # Its schedule has set the rate already when it saves.
+        settings["learning_rate"] = optimizer.next_rate
     state: dict[int, dict[str, Any]] = {}
     groups = []
-    for is_hidden, decays in ((True, True), (False, True), (False, False)):
-        members = [
-            name
-            for name in names
-            if (name in hidden) is is_hidden and (len(shapes[name]) >= 2) is decays
-        ]
-        if not members:
+    for group in ((False, False), (True, False), (True, True)):
+        members = [name for name in names if group_of(name) == group]
+        # The Trainer has its two groups even where one of them is empty.
+        if not members and not (for_trainer and group[0]):
             continue
+        is_hidden, decays = not group[0], not group[1]
         start = len(state)
         for place, name in enumerate(members, start):
             state[place] = {
@@ -196,7 +216,7 @@ def write_optimizer(
             }
         groups.append(
             {
-                **write_group(kind, optimizer.settings, decays=decays),
+                **write_group(kind, settings, decays=decays),
                 **({"hidden": is_hidden} if kind == "muon" else {}),
                 "params": list(range(start, len(state))),
                 "param_names": [given[name] for name in members],
@@ -267,16 +287,21 @@ def _names_of(
     if flat and all(isinstance(key, str) for key in flat):
         return dict(zip(flat, unwrap(dict.fromkeys(flat)), strict=True))
     given = canonical(list(unwrap({n: n for g in groups for n in g.get("param_names", ())})))
-    if len(given) == len(flat) and set(given) == set(named):
+    if len(given) == len(flat) and set(given) == set(shapes):
         return dict(zip(flat, given, strict=True))
-    if len(flat) != len(named):
+    if len(flat) != len(shapes):
         raise CheckpointError(
-            f"the optimizer holds {len(flat)} parameters and the model {len(named)}"
-            + _describe_lacking([name for name in named if name not in given] if given else ())
+            f"the optimizer holds {len(flat)} parameters and the model {len(shapes)}"
+            + _describe_lacking([name for name in shapes if name not in given] if given else ())
+        )
+    if len(named) != len(shapes):
+        raise CheckpointError(
+            "the optimizer does not name its parameters, and their order in the model is not "
+            "known: let its groups name theirs with param_names"
         )
     if len(members) > 1:
-        # Parameters that decay come first, as in nanoGPT and torch_ref; of Muon, hidden matrices.
-        named = sorted(named, key=lambda name: (name not in hidden, len(shapes[name]) < 2))
+        rules = groups_by_shape(shapes, hidden), groups_of_trainer(shapes)
+        named = in_groups(named, [len(keys) for keys in members], rules)
     return dict(zip(flat, named, strict=True))
 
 
