@@ -67,9 +67,10 @@ def make_certificate(
 
 
 def file_record(path: Path, root: Path) -> dict[str, Any]:
-    """Returns a file's path within ``root``, its size in bytes and its SHA-256."""
+    """Returns a file's size in bytes, its SHA-256, and its path: within ``root`` if it is there."""
+    is_inside = path.is_relative_to(root)
     return {
-        "path": path.relative_to(root).as_posix(),
+        "path": (path.relative_to(root) if is_inside else path).as_posix(),
         "bytes": path.stat().st_size,
         "sha256": sha256_of_file(path, follow_links=True),
     }

@@ -21,6 +21,7 @@ from jaxformer.porting.formats.raw_checkpoints import (
     read_config,
     read_meta,
     read_raw_checkpoint,
+    with_optimizer,
 )
 from jaxformer.porting.formats.trainer_folders import OptimizerFile
 from jaxformer.porting.mapping.abstract_modules import as_config
@@ -33,7 +34,14 @@ from jaxformer.porting.mapping.optimizer_state import (
 from jaxformer.porting.mapping.plans import Plan, plan_export, plan_import
 from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.parameter_order import parameter_order
-from jaxformer.porting.peft import Adapter, add_adapter, holds_adapter, read_adapter
+from jaxformer.porting.peft import (
+    Adapter,
+    adapter_order,
+    add_adapter,
+    holds_adapter,
+    merge_plan,
+    read_adapter,
+)
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer
 
@@ -66,6 +74,11 @@ class Checkpoint:
     ignore: tuple[str, ...] = ()
     force: bool = False
     adapter: Adapter | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that are read, the weights first."""
+        return self.raw.files if self.adapter is None else (*self.raw.files, *self.adapter.files)
 
     @property
     def base(self) -> str | None:
@@ -114,7 +127,7 @@ class Checkpoint:
             UsageError: it is the state of an optimizer that jaxformer has not.
             CheckpointError: it does not fit the model.
         """
-        optimizer = None if self.adapter is not None else self.raw.optimizer
+        optimizer = self.raw.optimizer
         if isinstance(optimizer, Moments):
             step = optimizer.manifest["step"]
             kind, settings, following = _optimizer_settings(optimizer.manifest)
@@ -174,11 +187,15 @@ class Checkpoint:
 
         Files of safetensors sort their names, and may hold other arrays than the class.
         """
-        if known := self.known_order(plan):
+        known = self.known_order(plan)
+        if known and self.adapter is None:
             return plan, known
         origin = dataclasses.replace(plan.origin, is_published=False)
-        own = plan_export(plan.module, plan.tensors, origin.dialect, origin=origin)
+        whole = plan if self.adapter is None else merge_plan(plan)
+        own = plan_export(whole.module, whole.tensors, origin.dialect, origin=origin)
         order = parameter_order(own, (), self.raw.record.get("origin") or {})
+        if self.adapter is not None:
+            return plan, adapter_order(plan, order or [])
         mapping = own.module_mapping
         return dataclasses.replace(plan, links=own.links, module_mapping=mapping), order or []
 
@@ -296,7 +313,9 @@ def open_checkpoint(
             adapter.base if base is None else base, dialect=dialect, config=config, meta=meta,
             step=step, best=best, ignore=ignore, force=force,
         )  # fmt: skip
-        return dataclasses.replace(model, adapter=adapter)
+        # The optimizer is that of the adapters, beside them.
+        raw = dataclasses.replace(model.raw, optimizer=None, unread_optimizer="")
+        return dataclasses.replace(model, adapter=adapter, raw=with_optimizer(raw, path))
     if base is not None:
         raise UsageError(f"--base goes with PEFT's folder of adapters, and {path} is none")
     raw = read_raw_checkpoint(path, step, best=best)

@@ -13,7 +13,7 @@ a higher rank.
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ class Adapter:
     path: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Where its settings and its arrays lie."""
+        return self.path / SETTINGS, self.path / WEIGHTS
 
     @property
     def base(self) -> Path:
@@ -160,6 +165,37 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
     return dataclasses.replace(plan, module=module, links=[*plan.links, *links], tensors=tensors)
 
 
+def adapter_order(plan: Plan, order: Sequence[str]) -> list[str]:
+    """Returns the adapters' arrays in the order of the modules of PEFT's model.
+
+    Args:
+        plan: the import of a model with its adapter.
+        order: the arrays of the base model in the order of its modules.
+
+    Raises:
+        UsageError: an adapter is one for several layers here, whose moments it does not tell apart.
+    """
+    links = [each for each in plan.links if is_adapter(each.target[0])]
+    several = [each.source[0].removeprefix(PREFIX) for each in links if len(each.target) > 1]
+    if several:
+        raise UsageError(
+            f"unsupported: the optimizer's state of {', '.join(several[:4])}, which adapt several "
+            "layers at once: take the weights alone"
+        )
+    ranks = {name.removesuffix(".weight"): number for number, name in enumerate(order)}
+
+    def rank(name: str) -> tuple[int, str]:
+        module, _, matrix = name.removeprefix(PREFIX).rpartition(".lora_")
+        return ranks[_same_module(module, ranks)[0]], matrix
+
+    return sorted((each.source[0] for each in links), key=rank)
+
+
+def _same_module(name: str, known: Iterable[str]) -> list[str]:
+    """Returns what a module is called where the name of the model around it may be left out."""
+    return [k for k in known if k == name or name.endswith(f".{k}") or k.endswith(f".{name}")]
+
+
 def _adapted(plan: Plan, adapter: Adapter) -> dict[str, Link]:
     """Returns the layers in each module of the base model that has an adapter."""
     known = _linear_modules(plan)
@@ -170,8 +206,7 @@ def _adapted(plan: Plan, adapter: Adapter) -> dict[str, Link]:
             if not key.endswith(".lora_B.weight"):
                 unknown.append(key)
             continue
-        # A file of weights may leave out the name of the model around the blocks.
-        same = [k for k in known if k == name or name.endswith(f".{k}") or k.endswith(f".{name}")]
+        same = _same_module(name, known)
         if len(same) != 1:
             unknown.append(key)
         else:

@@ -104,8 +104,6 @@ def _plan_optimizer(
     """Returns the optimizer's state that is written, or None and why it is left out."""
     if target.weights_only or target.format not in ("torch", "trainer", "run"):
         return None, ""
-    if checkpoint.adapter is not None:
-        return None, "it is that of the model without its adapters"
     optimizer = checkpoint.optimizer_state(imported)
     if optimizer is None:
         return None, ""
@@ -179,7 +177,7 @@ def write_port(
     check_replaceable(path, target.format, overwrite=target.overwrite)
     with ThreadPoolExecutor(1) as pool, _temporary_folder(target) as temporary:
         # Hashing needs no Python while it runs: the source is hashed while the target is written.
-        hashes = pool.submit(_file_records, raw.files, port.checkpoint.path)
+        hashes = pool.submit(_file_records, port.checkpoint.files, port.checkpoint.path)
         written = temporary if output.is_folder else temporary / path.name
         digests = WRITERS[target.format](output, written, progress)
         files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]

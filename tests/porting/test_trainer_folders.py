@@ -1,12 +1,21 @@
 """The folders of transformers' Trainer: read with the optimizer's state, and written to go on."""
 
 import dataclasses
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 from jaxformer.cli.main import main
 from jaxformer.porting.checkpoint import open_checkpoint
@@ -103,6 +112,49 @@ def test_the_trainer_goes_on_from_a_run_as_if_it_had_not_been_one(optim, tmp_pat
     found = load_file(tmp_path / "back" / "checkpoint-6" / "model.safetensors")
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+
+
+def save_adapters(model, folder, targets):
+    """Saves a model, and adapters whose moments are what the adapters themselves are."""
+    peft = pytest.importorskip("peft")
+    model.save_pretrained(folder / "base")
+    settings = peft.LoraConfig(r=3, target_modules=targets, init_lora_weights="gaussian")
+    trainer = trainer_of(peft.get_peft_model(model, settings))
+    for parameter, kept in trainer.optimizer.state.items():
+        kept["exp_avg"].copy_(parameter.detach())
+        kept["exp_avg_sq"].copy_(parameter.detach())
+    save_trainer(trainer, folder / "adapter")
+    return folder / "adapter"
+
+
+# PEFT asks transformers by a name that is going away.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_adapters_have_their_moments(tmp_path, capsys):
+    base, run = tmp_path / "base", tmp_path / "run"
+    config = LlamaConfig(
+        vocab_size=13, hidden_size=12, intermediate_size=20, num_hidden_layers=11,
+        num_attention_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    adapter = save_adapters(LlamaForCausalLM(config), tmp_path, ["down_proj", "q_proj", "o_proj"])
+    assert main(["port", str(adapter), str(run), "--base", str(base)]) == 0
+    assert "AdamW after 1 steps" in capsys.readouterr().err
+    raw = open_checkpoint(run).raw
+    for moments in raw.optimizer.moments.values():
+        assert len(moments) == 11 * 3 * 2
+        assert all((m.read() == raw.tensors[name].read()).all() for name, m in moments.items())
+    files = json.loads((run / "certificate.json").read_text())["source"]["files"]
+    named = {Path(file["path"]).name for file in files}
+    assert {"model.safetensors", "adapter_model.safetensors", "optimizer.pt"} <= named
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
+def test_moments_of_an_adapter_of_several_layers_are_rejected(tmp_path, capsys, refuse):
+    adapter = save_adapters(gpt2(), tmp_path, ["c_attn"])
+    capsys.readouterr()
+    given = ["port", adapter, tmp_path / "run", "--base", tmp_path / "base"]
+    refuse(given, 2, "c_attn", "which adapt several layers at once")
+    assert main([*map(str, given), "--weights-only"]) == 0
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def _read(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint
         found = read_config(config)
         if "model_type" in found:
             return _with_sidecars(raw, path.parent, found)
-    return _with_optimizer(raw, path.parent) if path.name in WEIGHTS else raw
+    return with_optimizer(raw, path.parent) if path.name in WEIGHTS else raw
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -192,11 +192,19 @@ def _with_sidecars(raw: RawCheckpoint, folder: Path, config: dict[str, Any]) -> 
         record={**record, "config": config},
         companions=tuple(folder / name for name in COMPANIONS if (folder / name).is_file()),
     )
-    return _with_optimizer(whole, folder)
+    return with_optimizer(whole, folder)
 
 
-def _with_optimizer(raw: RawCheckpoint, folder: Path) -> RawCheckpoint:
-    """Adds an optimizer's state that lies beside the weights in a file of its own."""
+def with_optimizer(raw: RawCheckpoint, folder: Path) -> RawCheckpoint:
+    """Adds an optimizer's state that lies beside the weights in a file of its own.
+
+    Args:
+        raw: the weights.
+        folder: where the file may lie.
+
+    Raises:
+        CheckpointError: the file that tells the step is damaged.
+    """
     found = find_optimizer_file(folder)
     if found is None or raw.optimizer is not None:
         return raw
