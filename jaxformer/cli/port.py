@@ -189,6 +189,7 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
             )
     elif raw.optimizer is not None:
         reason = port.without_optimizer or f"{FORMAT_NAMES[target.format]}s hold none"
+        reason += "; --to trainer keeps it" if target.format == "huggingface" else ""
         rows["optimizer"] = "left out" + ("" if target.weights_only else f": {reason}")
     elif raw.unread_optimizer:
         rows["optimizer"] = f"left out: {raw.unread_optimizer}"
