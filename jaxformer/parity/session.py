@@ -53,6 +53,7 @@ from jaxformer.parity.streaming.session import Progress, StreamedComparison
 from jaxformer.parity.streaming.state import State, default_folder, describe_files
 from jaxformer.porting.formats.tensors import digest
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
+from jaxformer.porting.mapping.plans import as_class
 
 Mode = Literal["forward", "grad", "train", "generate"]
 DEFAULT_STEPS, DEFAULT_TOKENS = 10, 20
@@ -149,6 +150,8 @@ class ParitySession:
 
     def _open_streamed(self) -> tuple[EmptyReference, Layout]:
         reference, candidate = self.sources
+        reference = dataclasses.replace(reference, plan=as_class(reference.plan))
+        self.sources = (reference, candidate)
         empty = EmptyReference(reference)
         modules = torch_trace.modules_of(empty.module)
         return empty, find_layout(reference.plan, candidate.plan.module, modules)

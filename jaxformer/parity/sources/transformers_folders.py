@@ -97,7 +97,10 @@ def prepare_module(module: Any) -> None:
 
     The faster products of experts take no float64, and their code has no modules to look into.
     """
-    module.config.use_cache = False
+    for part in module.modules():
+        # The halves of a T5 have settings of their own.
+        if hasattr(getattr(part, "config", None), "use_cache"):
+            part.config.use_cache = False
     if hasattr(module.config, "_experts_implementation"):
         module.config._experts_implementation = "eager"
     if type(module).__name__.endswith("ForQuestionAnswering"):

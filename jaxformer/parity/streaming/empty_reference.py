@@ -5,12 +5,21 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from jaxformer.parity.recording.calls import torch_trace
-from jaxformer.parity.sources.checkpoints import Source, make_twin, uses_transformers
+from jaxformer.parity.recording.twins import join_twins
+from jaxformer.parity.sources.checkpoints import (
+    Source,
+    as_tensor,
+    make_twin,
+    uses_transformers,
+)
 from jaxformer.parity.sources.transformers_folders import empty_transformer
 from jaxformer.parity.streaming.layout import CannotStreamError
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.transfer import export_tensors
+from jaxformer.porting.mapping.wrapped_names import unwrap
 
 
 class EmptyReference:
@@ -36,7 +45,8 @@ class EmptyReference:
         self.module = module.eval()
         self.note = f"{library[0]} {type(module).__name__} in PyTorch {torch.__version__}"
         self.note += library[1]
-        found = export_tensors(source.plan.links, source.plan.tensors)
+        linked = export_tensors(source.plan.links, source.plan.tensors)
+        found = unwrap(source.checkpoint.raw.tensors) | linked
         aliases = source.plan.module_mapping.aliases
         self.tensors: dict[str, StoredTensor] = {}
         names = defaultdict(list)
@@ -47,6 +57,14 @@ class EmptyReference:
             if not known or found[known[0]].shape != places[0][1]:
                 raise CannotStreamError(f"{source.path} has no array like {places[0][0]}")
             self.tensors |= {name: found[known[0]] for name, _ in places}
+            if known[0] not in linked:
+                # A table of positions, by whose numbers it is known; jaxformer computes it.
+                table = as_tensor(np.ascontiguousarray(found[known[0]].read()))
+                for name, _ in places:
+                    owner, _, leaf = name.rpartition(".")
+                    frozen = torch.nn.Parameter(table, requires_grad=False)
+                    module.get_submodule(owner)._parameters[leaf] = frozen
+        self.module = join_twins(self.module, aliases)
 
 
 @contextlib.contextmanager

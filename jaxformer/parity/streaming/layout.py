@@ -28,6 +28,8 @@ from jaxformer.porting.mapping.plans import Plan
 
 # Numbers of an array around the blocks that is not held whole in float64: half a gigabyte.
 WIDE = 1 << 26
+# Blocks that a message lists.
+MOST_NAMES = 4
 
 
 class CannotStreamError(UsageError):
@@ -42,6 +44,8 @@ class Layout:
         pairs: all pairs of modules.
         parents: the pair around each pair.
         units: the blocks, by path in the candidate, in order.
+        others: blocks without a counterpart, which are held whole, as what is around the blocks:
+            T5's first ones, as they make the positions of the others.
         lookups: large embeddings, of which only the rows that are read are held.
         heads: large products with the vocabulary, which are computed in slices.
         recorded: paths of the reference's modules whose calls are recorded.
@@ -50,6 +54,7 @@ class Layout:
     pairs: tuple[Pair, ...]
     parents: Mapping[PairKey, PairKey | None]
     units: Mapping[str, Pair]
+    others: tuple[str, ...]
     lookups: Mapping[str, Pair]
     heads: Mapping[str, Pair]
     recorded: frozenset[str]
@@ -91,19 +96,23 @@ def find_layout(plan: Plan, candidate: Any, modules: Mapping[str, Any]) -> Layou
         modules: of the reference, by path.
 
     Raises:
-        CannotStreamError: a block is in no pair of its own, or the reference has tables in it.
+        CannotStreamError: no more than half of the blocks are in a pair of their own, or the
+            reference has tables in them.
     """
     pairs = pair_modules(candidate, plan.module_mapping, plan.links, modules)
     by_path = {pair.candidate[0]: pair for pair in pairs if len(pair.candidate) == 1}
-    units = {}
+    units, others = {}, []
     for path, node in nnx.iter_modules(candidate):
         if isinstance(node, Block):
             pair = by_path.get(join_path(path))
             if pair is None or not pair.can_run_isolated or len(pair.reference) > 1:
-                raise CannotStreamError(
-                    f"no module of the reference is paired with {join_path(path)}"
-                )
-            units[join_path(path)] = pair
+                others.append(join_path(path))
+            else:
+                units[join_path(path)] = pair
+    if others and len(units) <= len(others):
+        raise CannotStreamError(
+            f"no modules of the reference are paired with {', '.join(others[:MOST_NAMES])}"
+        )
     inside = tuple(pair.reference[0] for pair in units.values())
     tables = {
         path
@@ -118,6 +127,7 @@ def find_layout(plan: Plan, candidate: Any, modules: Mapping[str, Any]) -> Layou
         tuple(pairs),
         parents_of(pairs),
         units,
+        tuple(others),
         lookups,
         heads,
         frozenset(tables | {path for pair in pairs for path in pair.reference}),

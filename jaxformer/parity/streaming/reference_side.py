@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.calls.padding import find_padding
 from jaxformer.parity.recording.calls.torch_recorder import CallRecorder, owner_of
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.sources.checkpoints import as_tensor
@@ -145,11 +146,13 @@ class ReferencePass:
         originals = {unit: self.modules[unit].forward for unit in self.layout.unit_references}
         for unit, original in originals.items():
             self.modules[unit].forward = functools.partial(self._answer, unit, original)
-        tensors = [torch_values.tensor(x) for x in inputs]
+        tensors = [torch_values.tensor(x) for x in torch_values.in_dtype(inputs, self.dtype)]
+        attends = bool(self.layout.others) and self.dtype == "float64"
         try:
             with (
                 self._exact(),
                 recorder.recording(kept, self.modules),
+                recorder.recording_attention() if attends else contextlib.nullcontext(),
                 torch.no_grad(),
             ):
                 results = torch_values.floats(call(self.module, tensors))
@@ -157,6 +160,7 @@ class ReferencePass:
             for unit in originals:
                 del self.modules[unit].forward
         self.trace.calls.update(recorder.calls)
+        self.trace.padding = find_padding(recorder.calls.values())
         self.trace.called.update(recorder.called)
         self.trace.outputs.extend(torch_values.view(value) for value in results)
 

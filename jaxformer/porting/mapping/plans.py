@@ -186,6 +186,20 @@ def plan_export(
     )
 
 
+def as_class(plan: Plan) -> Plan:
+    """Returns an import whose source arrays are those of the class, where its files have others.
+
+    A Mixtral's files have the matrices of each expert apart, its class has them in one array.
+    """
+    if not plan.origin.is_published:
+        return plan
+    origin = dataclasses.replace(plan.origin, is_published=False)
+    own = plan_export(plan.module, plan.tensors, origin.dialect, origin=origin)
+    return dataclasses.replace(
+        plan, links=own.links, origin=origin, module_mapping=own.module_mapping
+    )
+
+
 def _check_the_rest(
     module_mapping: ModuleMapping, target: Any, links: Iterable[Link], tensors: Tensors
 ) -> dict[str, np.ndarray]:

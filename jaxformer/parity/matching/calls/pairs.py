@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -259,6 +260,8 @@ def in_call_order(
 ) -> list[Pair]:
     """Returns the pairs in the order of calls, a parent before the pairs inside it.
 
+    Of the pairs inside one, those that are not called come last.
+
     Args:
         pairs: in any order.
         parents: see ``parents_of``.
@@ -269,12 +272,12 @@ def in_call_order(
     for pair in pairs:
         inside.setdefault(parents[pair.candidate], []).append(pair)
 
-    def place(pair: Pair) -> tuple[int, int]:
+    def place(pair: Pair) -> tuple[float, float]:
         reference_orders = [reference[p].order for p in pair.reference if p in reference]
         candidate_orders = [candidate[p].order for p in pair.candidate if p in candidate]
         return (
-            min(reference_orders, default=len(reference)),
-            min(candidate_orders, default=len(candidate)),
+            min(reference_orders, default=math.inf),
+            min(candidate_orders, default=math.inf),
         )
 
     def below(parent: Any) -> Iterator[Pair]:
