@@ -33,7 +33,7 @@ usage: jaxformer COMMAND [OPTIONS]
   verify    run two checkpoints side by side, and name the first place where they differ
   runs      list training runs with their state, or compare some
   inspect   list what is in a checkpoint, or draw what is inside a model: attention, gradients,
-            init, norms, positions, masks, scaling, costs
+            init, norms, positions, masks, scaling, experts, costs
   plan      estimate what training takes: memory, operations, where it fits
   completions  make bash, zsh or fish complete these commands and their flags
 

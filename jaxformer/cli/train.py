@@ -227,9 +227,10 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
         raise UsageError("--resume takes the settings from the run's folder: leave out --config")
     if resume:
         from jaxformer.training.resume_checks import check_settings
-        from jaxformer.training.run_folder import stored_config, stored_vocabulary
+        from jaxformer.training.run_folder import check_start, stored_config, stored_vocabulary
 
         config = before = stored_config(out)
+        check_start(out)
     else:
         config = read_settings(arguments)
     start, config = read_start(arguments, config)

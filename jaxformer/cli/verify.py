@@ -272,13 +272,13 @@ def _write_files(report: "Report", options: VerifyOptions) -> None:
 
 def _print(report: "Report", worse: Sequence[str], repro: str, options: VerifyOptions) -> None:
     """Prints the report; its last line is the verdict, or what got worse if all is equal."""
-    from rich.console import Console
     from rich.markup import escape
 
+    from jaxformer.hardware.screen import Screen
     from jaxformer.parity.report.terminal import print_report
     from jaxformer.parity.report.text import one_line
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(highlight=False, soft_wrap=True)
     for letter, side in (("A", "reference"), ("B", "candidate")):
         console.print(f"[dim]{letter}, {side}[/]  {escape(str(report.about[side]))}")
     inputs = f"{report.about['data']}; {report.about['inputs']}"

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
 from jaxformer.config_tree import default_settings, flatten, setting_types
 from jaxformer.errors import JaxformerError, Setting, as_keyword
+from jaxformer.hardware.screen import Screen
 from jaxformer.hardware.units import format_count, format_file_size
 from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.formats.detection import FORMAT_NAMES
@@ -95,7 +95,7 @@ def _ties(tensors: Mapping[str, StoredTensor], plan: Plan | None) -> Iterable[tu
 
 def print_tree(title: str, facts: dict[str, Any]) -> None:
     """Prints what ``describe`` returned on standard output, as a tree."""
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     if not console.is_terminal:
         # Whoever reads the lines next folds them.
         console.width = MAX_WIDTH

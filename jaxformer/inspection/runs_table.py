@@ -1,13 +1,12 @@
 """Training runs as tables in the terminal."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from jaxformer.hardware.screen import Screen
 from jaxformer.hardware.units import format_thousands
 from jaxformer.inspection.runs import RunSummary
 
@@ -35,7 +34,7 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
 def print_differences(runs: Sequence[RunSummary], different: Mapping[str, Sequence[Any]]) -> None:
     """Prints the settings in which runs differ: a line for each, a column for each run."""
     if not different:
-        Console(file=sys.stdout, highlight=False).print("all settings are equal")
+        Screen(highlight=False).print("all settings are equal")
         return
     table = _table("setting", *(escape(str(run.folder)) for run in runs), last=False)
     for name, values in different.items():
@@ -57,7 +56,7 @@ def _loss(loss: float | None) -> str:
 
 
 def _print(table: Table) -> None:
-    console = Console(file=sys.stdout, highlight=False)
+    console = Screen(highlight=False)
     if not console.is_terminal:
         # Whoever reads the lines next folds them.
         console.width = 1000

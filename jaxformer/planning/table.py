@@ -1,10 +1,8 @@
 """An estimate of resources as a table in the terminal."""
 
-import sys
-
-from rich.console import Console
 from rich.table import Table
 
+from jaxformer.hardware.screen import Screen
 from jaxformer.hardware.units import format_count, format_duration, format_memory, format_rate
 from jaxformer.planning.collectives import Collective
 from jaxformer.planning.resources import ResourceEstimate
@@ -14,7 +12,7 @@ SECONDS_OF_A_DAY = 86400
 
 def print_table(estimate: ResourceEstimate) -> None:
     """Prints an estimate on standard output, as a table and the devices that have room for it."""
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = Screen(highlight=False, soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")

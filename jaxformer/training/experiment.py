@@ -15,7 +15,7 @@ from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.data.corpora import Corpus
 from jaxformer.data.token_folders import TOKENIZER, TokenCorpus, TokenMixture, check_same_tokenizer
 from jaxformer.data.tokenizers import TokenNumbers, load_tokenizer
-from jaxformer.errors import UsageError
+from jaxformer.errors import TextError, UsageError
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
@@ -25,6 +25,9 @@ from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.training.data import Data, ValidationSet, read_folders
 from jaxformer.training.pairs import begin_targets, read_pairs
 from jaxformer.training.parallel.step_spec import RowKind
+
+# Characters that a message lists.
+MOST_CHARACTERS = 8
 
 
 class Tokenizer(Protocol):
@@ -172,7 +175,7 @@ class Experiment:
                 files = {**files, **more}
             known, size = tokenizer, tokenizer.vocabulary_size()
             train_ids, validation_ids = train_validation_split(
-                tokenizer.encode(corpus.text), config.window
+                _encode(tokenizer, corpus), config.window
             )
             if config.eval_tokens is not None:
                 validation_ids = validation_ids[: max(config.eval_tokens, config.window) + 1]
@@ -244,6 +247,25 @@ class Experiment:
             scanned_layers(self.config.scan_layers),
         ):
             yield
+
+
+def _encode(tokenizer: Tokenizer, corpus: Corpus) -> np.ndarray:
+    """Returns the ids of a text.
+
+    Raises:
+        TextError: it has characters that the tokenizer of the model does not know.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        unknown = sorted(set(corpus.text) - set(tokenizer.vocabulary))
+        if unknown:
+            named = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:MOST_CHARACTERS])
+            more = len(unknown) - MOST_CHARACTERS
+            raise TextError(
+                f"{corpus.name} has characters that are not among the "
+                f"{tokenizer.vocabulary_size()} of the model: {named}"
+                + (f" and {more} more" if more > 0 else "")
+            )
+    return tokenizer.encode(corpus.text)
 
 
 def _choose_tokenizer(

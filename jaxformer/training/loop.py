@@ -58,7 +58,7 @@ def train(
     Raises:
         JaxformerError: the run cannot be made; see ``errors`` for the kinds.
         DivergedError: a loss, a gradient or the state is not finite; that state is not saved.
-        StoppedError: SIGINT or SIGTERM came; everything is saved.
+        StoppedError: SIGINT or SIGTERM came, or nobody reads what is shown; everything is saved.
     """
     devices = agree_on_devices(experiment)
     is_primary = processes.is_primary()
@@ -71,6 +71,7 @@ def train(
         start = start_run(experiment, devices, folder, cast=cast)
         processes.set_exit_hint(lambda: _describe_recovery(folder))
         with RunLog(folder.path, experiment.config, start.step, trackers, reporter) as log:
+            log.reporter.when_reader_leaves(stop.note_lost_reader)
             log.reporter.introduce(start.summary, start.warnings, start.notes)
             traced = profile_steps if is_primary else None
             try:
@@ -299,7 +300,7 @@ class TrainingLoop:
         if len(losses) > 1:
             for one, loss in zip(self.validation, losses, strict=True):
                 reporter.note(f"  {one.name}: {loss:.4f} nats/token")
-        if self.writes_samples and not self._has_stopped():
+        if self.writes_samples:
             parameters = self.strategy.fetch(weights)
             processes.on_primary(
                 lambda: self.log.sample(self.step, self.evaluator.sample(parameters, self.step))

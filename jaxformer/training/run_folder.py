@@ -13,10 +13,19 @@ from typing import TextIO
 
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.distributed import processes
-from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError, UsageError
+from jaxformer.errors import (
+    CheckpointError,
+    DirectoryInUseError,
+    ResourceError,
+    Setting,
+    UsageError,
+)
 from jaxformer.storage.durable_files import atomic_write_bytes, atomic_write_text
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.config_files import to_toml
+
+# Names the checkpoint that a run starts from, until it has one of its own.
+START = "init_from.txt"
 
 
 class RunFolder:
@@ -71,6 +80,8 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.checkpoints.folder} holds no checkpoint that can be used: start a new run"
             )
+        if resume:
+            check_start(self.path)
         self._lock = lock or self._acquire()
         return resumed
 
@@ -90,14 +101,21 @@ class RunFolder:
             raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
         return lock
 
-    def begin(self, config: TrainConfig, files: Mapping[str, Path | bytes] | None = None) -> None:
+    def begin(
+        self,
+        config: TrainConfig,
+        files: Mapping[str, Path | bytes] | None = None,
+        source: str | None = None,
+    ) -> None:
         """Writes the settings and the owner of the lock: from here on the folder is this run's.
 
         Args:
             config: the settings.
             files: copied into the folder, by the names of the copies.
+            source: the checkpoint that a fresh run starts from, if it starts from one.
         """
-        processes.on_primary(lambda: self._begin(config, files or {}))
+        start = {} if source is None else {START: source.encode()}
+        processes.on_primary(lambda: self._begin(config, {**(files or {}), **start}))
 
     def seen_by(self) -> list[bool]:
         """Returns whether each process sees the run's settings, in the order of processes."""
@@ -141,6 +159,24 @@ class RunFolder:
         with contextlib.suppress(OSError):
             for folder in self._made:
                 folder.rmdir()
+
+
+def check_start(path: Path) -> None:
+    """Checks that a run can go on without the weights of the checkpoint that it started from.
+
+    Raises:
+        CheckpointError: it has saved none, or somebody has removed them: it would go on from drawn
+            ones.
+    """
+    start = Path(path) / START
+    if start.is_file() and not CheckpointFolder(Path(path) / "checkpoints").steps():
+        source = start.read_text(encoding="utf-8")
+        raise CheckpointError(
+            f"{path} has no checkpoint, and it started from the weights of {source}: "
+            "start a new run with ",
+            Setting("init_from"),
+            f" {source}",
+        )
 
 
 def check_shared(path: Path) -> None:

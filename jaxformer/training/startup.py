@@ -121,7 +121,8 @@ def start_run(
         )
     notes += [] if dtype_cast is None else dtype_cast.notes()
     step = int(strategy.fetch(state.step))
-    folder.begin(config, experiment.files)
+    warm = experiment.start
+    folder.begin(config, experiment.files, None if warm is None else warm.source)
     warnings += _warn_unshared(folder)
     writes_samples = config.sample_tokens > 0
     reason = processes.broadcast(too_large_for_samples(config, device_memory(devices)))

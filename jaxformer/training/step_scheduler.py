@@ -18,6 +18,8 @@ SECONDS_PER_AGREEMENT = 0.25
 class StopSignal:
     """Notes the first SIGINT or SIGTERM; a second one ends the process at once.
 
+    That nobody reads what the run shows is noted as SIGPIPE, by which other programs end.
+
     Used as a context manager: on leaving it the previous handlers are restored.
     """
 
@@ -30,6 +32,10 @@ class StopSignal:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def note_lost_reader(self) -> None:
+        """Stops the run as a signal does."""
+        self.received = self.received or signal.SIGPIPE
 
     def _note(self, number: int, _frame: types.FrameType | None) -> None:
         if self.received is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import types
 
 import numpy as np
@@ -177,7 +178,25 @@ def test_a_text_with_other_characters_is_rejected(checkpoint, tmp_path, capsys):
     other.write_text(TEXT + "é")
     flags = ["--steps", 6, "--out", tmp_path / "run", *FLAGS]
     assert run("--init-from", checkpoint, "--data", other, *flags) == 3
-    assert "é" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.endswith("not among the 29 of the model: 'é' (U+00E9)\n")
+
+
+def test_a_run_is_not_resumed_from_drawn_weights(checkpoint, text, tmp_path, capsys):
+    """Before its first save it holds nothing of the weights that it started from."""
+    out = tmp_path / "run"
+    flags = ["--data", text, "--out", out, *FLAGS, "--fresh-optimizer", "--sample-tokens", 0]
+    assert run("--init-from", checkpoint, *flags, "--num-heads", 2, "--steps", 1) == 0
+    shown = capsys.readouterr().out
+    assert f"num_heads 3 -> 2: the model is not that of {checkpoint}" in shown
+    assert run("--resume", "--out", out, "--steps", 2) == 0
+    shutil.rmtree(out / "checkpoints")
+    capsys.readouterr()
+    before = (out / "metrics.jsonl").read_bytes()
+    assert run("--resume", "--out", out, "--steps", 3) == 4
+    said = capsys.readouterr().err
+    assert said.endswith(f"start a new run with --init-from {checkpoint}\n")
+    assert (out / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.tier("full")

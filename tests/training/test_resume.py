@@ -158,6 +158,46 @@ def test_a_second_signal_stops_at_once(text, empty_folder):
 
 
 @pytest.mark.tier("full")
+def test_a_run_that_nobody_reads_any_more_saves_and_stops(text, empty_folder):
+    """As under ``train | head``: it ends as other programs do, and loses nothing."""
+    process = start(*train_arguments(text, "run", "--steps", 100_000))
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 141, err
+    (made,) = steps("run")[-1:]
+    assert f"stopped after step {made}; everything is saved" in err
+    assert resume("run", "--steps", made + 1) == 0
+
+
+def test_a_signal_after_an_evaluation_leaves_its_sample(whole, whole_text, monkeypatch):
+    validation_losses = Evaluator.validation_losses
+
+    def followed(*arguments):
+        found = validation_losses(*arguments)
+        signal.raise_signal(signal.SIGTERM)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "validation_losses", followed)
+        assert train(whole_text, "run", "--steps", 30, *DROPOUT) == 143
+    assert resume("run") == 0
+    same_run("run", whole)
+    samples = [Path(run, "samples.jsonl").read_bytes() for run in ("run", whole)]
+    assert samples[0] == samples[1]
+
+
+def test_damaged_numbers_and_texts_are_passed_over(whole):
+    shutil.copytree(whole, "run")
+    with Path("run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "grad_norm": "much"}\n')
+    with Path("run/samples.jsonl").open("a") as file:
+        file.write('{"step": 5}\n')
+    assert resume("run") == 0
+    assert losses("run") == losses(whole)
+
+
+@pytest.mark.tier("full")
 def test_a_signal_while_evaluating_puts_the_evaluation_off(whole, whole_text, monkeypatch):
     validation_losses = Evaluator.validation_losses
 

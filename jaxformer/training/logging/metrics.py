@@ -49,7 +49,7 @@ class StepsFile:
 
     def __init__(self, path: Path, first_step: int = 0):
         if path.exists():
-            kept = [json.dumps(r) + "\n" for r in read_metrics(path) if r["step"] <= first_step]
+            kept = [json.dumps(r) + "\n" for r in _read_steps(path) if r["step"] <= first_step]
             atomic_write_text(path, "".join(kept))
         self._path = path
         self._file = path.open("a", encoding="utf-8")
@@ -150,6 +150,17 @@ class MetricsService:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a ``MetricsFile``, without lines that are cut short or damaged."""
+    numbers = (int, float, type(None))
+    return [one for one in _read_steps(path) if all(type(v) in numbers for v in one.values())]
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Returns the texts that a run has written, each with its step, without damaged lines."""
+    return [one for one in _read_steps(path) if isinstance(one.get("text"), str)]
+
+
+def _read_steps(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a ``StepsFile``, without lines that are cut short or damaged."""
     records = []
     for line in path.read_bytes().splitlines():

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jaxformer.hardware.memory import describe_memory_in_use
+from jaxformer.hardware.screen import Screen
 from jaxformer.hardware.units import format_clock, format_thousands
 
 
@@ -33,7 +34,7 @@ class Reporter:
         *,
         quiet: bool = False,
     ):
-        self.console = console or Console(highlight=False, soft_wrap=True, quiet=quiet)
+        self.console = console or Screen(highlight=False, soft_wrap=True, quiet=quiet)
         self._steps = steps
         self._line_interval = line_interval
         self._last_line = 0.0
@@ -44,6 +45,11 @@ class Reporter:
             "train", total=steps, completed=first_step, numbers="compiling"
         )
         self._bar.start()
+
+    def when_reader_leaves(self, call: Callable[[], None]) -> None:
+        """Calls a function, instead of ending the run, once nobody reads what is shown."""
+        if isinstance(self.console, Screen):
+            self.console.reader_left = call
 
     def _make_bar(self) -> Progress:
         return Progress(

@@ -16,6 +16,7 @@ from jaxformer.training.logging.metrics import (
     Tracker,
     plot_losses,
     read_metrics,
+    read_samples,
 )
 from jaxformer.training.logging.progress import Reporter
 from jaxformer.training.logging.report_page import make_report
@@ -111,7 +112,7 @@ class RunLog:
         title = f"{self._folder.name} · {self._config.data}"
         records = read_metrics(self.metrics_path)
         drawn = plot_losses(records, picture, title)
-        samples = read_metrics(self._folder / "samples.jsonl")
+        samples = read_samples(self._folder / "samples.jsonl")
         page = make_report(self._folder, self._config, records, samples, devices)
         atomic_write_text(report, page)
         self.reporter.note(
