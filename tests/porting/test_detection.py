@@ -90,6 +90,9 @@ def test_runs(here):
     step = here / "run" / "checkpoints" / "30"
     step.mkdir(parents=True)
     refused(here / "run", "it holds 'checkpoints'")
+    (here / "run" / "config.json").write_text("{}")
+    (here / "run" / "metrics.jsonl").write_text("")
+    refused(here / "run", "a run that has no checkpoint yet")
     (step / "MANIFEST.json").write_text("{}")
     assert detect(here / "run") == "run"
     assert detect(here / "run" / "checkpoints") == "checkpoints"

@@ -119,6 +119,8 @@ def _folder(path: Path) -> Kind:
         return "checkpoints"
     if names & set(ORBAX):
         return "orbax"
+    if "config.json" in names and {"config.toml", "metrics.jsonl"} & names:
+        raise CheckpointError(f"{path} holds a run that has no checkpoint yet")
     if "config.json" in names:
         raise CheckpointError(
             f"{path} has a config.json and no weights: put one of {', '.join(WEIGHTS)} beside it"
