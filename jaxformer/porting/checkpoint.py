@@ -134,11 +134,13 @@ class Checkpoint:
             return OptimizerState(optimizer.moments, step, settings, kind, following)
         if optimizer is None:
             return None
+        steps = self.raw.record.get("step")
         if isinstance(optimizer, OptimizerFile):
+            steps = optimizer.steps()
             optimizer = self._read_optimizer_file(optimizer)
         own, order = self._as_class(plan)
         try:
-            return read_optimizer(optimizer, own, order=order, steps=self.raw.record.get("step"))
+            return read_optimizer(optimizer, own, order=order, steps=steps)
         except UnknownStepsError as error:
             raise CheckpointError(
                 f"{error}, and neither does the file: take the weights alone"

@@ -170,7 +170,7 @@ def adapter_order(plan: Plan, order: Sequence[str]) -> list[str]:
 
     Args:
         plan: the import of a model with its adapter.
-        order: the arrays of the base model in the order of its modules.
+        order: the arrays of the base model in the order of its modules; empty if it is not known.
 
     Raises:
         UsageError: an adapter is one for several layers here, whose moments it does not tell apart.
@@ -182,6 +182,8 @@ def adapter_order(plan: Plan, order: Sequence[str]) -> list[str]:
             f"unsupported: the optimizer's state of {', '.join(several[:4])}, which adapt several "
             "layers at once: take the weights alone"
         )
+    if not order:
+        return []
     ranks = {name.removesuffix(".weight"): number for number, name in enumerate(order)}
 
     def rank(name: str) -> tuple[int, str]:

@@ -23,11 +23,7 @@ from jaxformer.porting.formats.torch_entries import (
     find_unread,
 )
 from jaxformer.porting.formats.torch_files import read_torch_file
-from jaxformer.porting.formats.trainer_folders import (
-    STATE,
-    find_optimizer_file,
-    unread_files,
-)
+from jaxformer.porting.formats.trainer_folders import find_optimizer_file, unread_files
 from jaxformer.storage.local_files import LocalFile
 from jaxformer.storage.strict_json import parse_json
 
@@ -201,24 +197,13 @@ def with_optimizer(raw: RawCheckpoint, folder: Path) -> RawCheckpoint:
     Args:
         raw: the weights.
         folder: where the file may lie.
-
-    Raises:
-        CheckpointError: the file that tells the step is damaged.
     """
     found = find_optimizer_file(folder)
     if found is None or raw.optimizer is not None:
         return raw
-    files, record = [*raw.files, found.path], dict(raw.record)
-    if (folder / STATE).is_file():
-        record["step"] = read_config(folder / STATE).get("global_step")
-        files.append(folder / STATE)
-    return dataclasses.replace(
-        raw,
-        files=tuple(files),
-        record=record,
-        optimizer=found,
-        unread=(*raw.unread, *unread_files(folder)),
-    )
+    files = (*raw.files, *found.files)
+    unread = (*raw.unread, *unread_files(folder))
+    return dataclasses.replace(raw, files=files, optimizer=found, unread=unread)
 
 
 def known_token_ids(settings: Mapping[str, Any]) -> dict[str, Any]:

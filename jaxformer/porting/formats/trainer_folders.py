@@ -48,6 +48,22 @@ class OptimizerFile:
 
     path: Path
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, and that of the Trainer's own state where it lies beside it."""
+        state = self.path.parent / STATE
+        return (self.path, state) if state.is_file() else (self.path,)
+
+    def steps(self) -> int | None:
+        """Returns how many steps the Trainer has made, None if nothing readable tells."""
+        try:
+            # Its losses may be NaN, which is no JSON.
+            state = json.loads(self.files[1].read_bytes())
+            found = state["global_step"]
+        except (IndexError, KeyError, TypeError, ValueError, RecursionError, OSError):
+            return None
+        return found if type(found) is int else None
+
     def read(self) -> dict[str, Any]:
         """Returns the optimizer's state dict; its arrays are read later.
 
