@@ -1,6 +1,7 @@
 """Folders of transformers' Trainer."""
 
 import json
+import math
 
 import torch
 from transformers import Trainer, TrainingArguments
@@ -26,7 +27,8 @@ def save_trainer(trainer, folder, step=1):
     trainer.model.save_pretrained(folder)
     torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
     torch.save({"last_epoch": step}, folder / "scheduler.pt")
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    state = {"global_step": step, "log_history": [{"loss": math.nan, "step": step}]}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
 
 
 def moments_by_name(model, optimizer):
