@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
-from jaxformer.parity.recording.operators.graph import run_again
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators import divergences, ends
 from tests.support.tiers import full_after
 

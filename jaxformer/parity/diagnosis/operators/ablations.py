@@ -14,8 +14,9 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 )
 from jaxformer.parity.matching.operators.layouts import find_layout
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import Index, Match, largest
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again, same_numbers
+from jaxformer.parity.recording.operators.graph import Operator, Value, same_numbers
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, SUMS
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.tolerance import ROUNDOFF, allowed_error
 

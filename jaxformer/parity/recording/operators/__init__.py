@@ -4,8 +4,9 @@ In go a PyTorch module, or a candidate as a function of its parameters, and inpu
 ``Tape`` with the operators, their values and their lines of code; then, given cotangents, the
 operators of the backward pass on the same tape.
 
-- ``graph``: operators and their values, what they depend on, a part that is run again. Large
-  values that are soon made again are forgotten.
+- ``graph``: operators and their values, what they depend on. Large values that are soon made again
+  are forgotten.
+- ``running_again``: runs a part of a run once more, with other arrays.
 - ``kinds``: names of operators, by what they do.
 - ``tape``: all of them, in the order of a run.
 - ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.

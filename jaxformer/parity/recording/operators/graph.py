@@ -330,38 +330,3 @@ def _add_in_place(operator: Operator, read: list[Any], kept: list[Any]) -> Seque
             (array[part],) = operator.run(*(one[part] for one in read))
         return [array]
     return ()
-
-
-def run_again(
-    operators: Sequence[Operator],
-    given: Mapping[int, Any],
-    cast: Callable[[Any], Any] | None = None,
-) -> dict[int, Any]:
-    """Runs operators once more, with other values in some places.
-
-    Args:
-        operators: in the order of the tape.
-        given: arrays of values by their index, also of values that the operators make; every other
-            value is as recorded.
-        cast: applied to each array before an operator reads it.
-
-    Returns:
-        the arrays of all values that depend on what was given, and what was given.
-    """
-    arrays = dict(given)
-    for operator in operators:
-        if cast is None and not any(value.index in arrays for value in operator.inputs):
-            continue
-        if all(value.index in given for value in operator.outputs):
-            continue
-        # What was given may have been forgotten, and is not made again for nothing.
-        known = [arrays.get(value.index) for value in operator.inputs]
-        read = [
-            value.data if array is None else array
-            for value, array in zip(operator.inputs, known, strict=True)
-        ]
-        made = operator.run(*(read if cast is None else map(cast, read)))
-        for value, array in zip(operator.outputs, made, strict=True):
-            if value.index not in given:
-                arrays[value.index] = array
-    return arrays

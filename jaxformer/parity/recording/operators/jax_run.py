@@ -34,7 +34,12 @@ from jaxformer.parity.recording.operators.equations import (
 )
 from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
-from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
+from jaxformer.parity.recording.operators.sources import (
+    caller_of,
+    is_users_function,
+    source_inside,
+    source_of,
+)
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.tracing import narrow_casts, rules, stops, trace
 
@@ -203,7 +208,8 @@ class _Recorder:
         is_users = not source or is_users_function(jaxpr)
 
         def compute(equation: Any, values: list[Value]) -> Sequence[Value]:
-            here = (source_of(equation) if is_users else "") or source
+            own = source_of(equation) if is_users else source_inside(equation, jaxpr)
+            here = own or source
             inside = "/".join(part for part in (module, *_scopes(equation)) if part)
             made = self._equation(equation, values, here, inside)
             for atom, value in zip(equation.outvars, made, strict=True):

@@ -1,8 +1,9 @@
 """The user's line of code that made an equation of a jaxpr."""
 
 import functools
+import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 # Code of these is not the user's.
@@ -32,6 +33,25 @@ def source_of(equation: Any) -> str:
     return next(_sources(equation), "")
 
 
+def source_inside(equation: Any, jaxpr: Any) -> str:
+    """Returns ``source_of`` an equation if that code runs inside of a jaxpr's function, else "".
+
+    A jaxpr may come from a cache. What called its function then is the traceback of another call.
+    """
+    begin = jaxpr.debug_info.func_src_info or ""
+    found = ""
+    for frame in _all_frames(equation):
+        if frame.file_name == _END:
+            # The function of an equation of JAX's own, such as one of a gradient, is in no frame.
+            return ""
+        if not found and _is_users(frame.file_name):
+            found = f"{frame.file_name}:{frame.line_num}"
+        if begin.endswith(f" at {frame.file_name}:{frame.function_start_line}"):
+            return found
+    # JAX left out what is further out than a function inside of this one.
+    return found
+
+
 def caller_of(equation: Any) -> str:
     """Returns "path:line" of the user's code that called the function that made an equation."""
     found = _sources(equation)
@@ -45,19 +65,25 @@ def line_of_frames(frames: Iterable[tuple[str, int]]) -> str:
 
 
 def _sources(equation: Any) -> Iterator[str]:
-    traceback = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        if frame.file_name == _END:
-            # Further out is the code that asked for the comparison.
-            return
+    for frame in _frames(equation):
         if _is_users(frame.file_name):
             yield f"{frame.file_name}:{frame.line_num}"
 
 
+def _frames(equation: Any) -> Iterator[Any]:
+    """Yields the frames of the candidate in which an equation was made, the innermost first."""
+    # Further out is the code that asked for the comparison.
+    return itertools.takewhile(lambda frame: frame.file_name != _END, _all_frames(equation))
+
+
+def _all_frames(equation: Any) -> Sequence[Any]:
+    traceback = equation.source_info.traceback
+    return () if traceback is None else traceback.frames
+
+
 def is_called_by_user(equation: Any) -> bool:
     """Returns whether code of the user called a function of ``jax.lax`` itself."""
-    traceback = equation.source_info.traceback
-    frames = traceback.frames if traceback is not None else ()
+    frames = _all_frames(equation)
     callers = (f.file_name for f in frames if not any(part in f.file_name for part in _TRACING))
     return _is_users(next(callers, _HERE))
 

@@ -8,7 +8,8 @@ import numpy as np
 from jaxformer.parity.matching.operators.anchors import TABLE_ALLOWED
 from jaxformer.parity.matching.operators.layouts import distance, is_finite
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.tolerance import ROUNDOFF
 
 # A number with no more bits than these was not rounded.

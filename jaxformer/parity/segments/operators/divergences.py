@@ -10,8 +10,9 @@ import numpy as np
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.layouts import Layout, distance, find_layout
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
+from jaxformer.parity.recording.operators.running_again import run_again
 
 # What puts a segment right leaves less than this share of its error.
 REMAINS = 1e-2

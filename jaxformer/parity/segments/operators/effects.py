@@ -4,6 +4,7 @@ The candidate's wrong value is put into the reference's run, so that no other bu
 is computed at padding reaches no result that anybody reads: an input named as a mask says where.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.segments.operators.constants import rounded_ends
 from jaxformer.parity.segments.operators.divergences import Divergence
@@ -52,7 +54,8 @@ def effect_of(divergence: Divergence, reference: Tape) -> float | None:
         moves = [np.nan_to_num(array - before, posinf=0.0, neginf=0.0) for array in after]
         if found <= 2 * max((moved_by(right + move) for move in moves), default=0.0):
             return 0.0
-    return found
+    # Infinite where the reference cannot be run with the wrong value.
+    return found if math.isfinite(found) else None
 
 
 def _largest_move(reference: Tape, arrays: Mapping[int, Any]) -> float:

@@ -15,7 +15,8 @@ from jaxformer.parity.matching.operators.layouts import (
     nearest_layout,
 )
 from jaxformer.parity.matching.operators.values import largest, rounding_allowed
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import REMAINS, digest
 from jaxformer.parity.segments.operators.effects import depending

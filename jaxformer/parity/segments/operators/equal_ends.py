@@ -7,7 +7,8 @@ import numpy as np
 from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.layouts import Layout, find_layout
 from jaxformer.parity.matching.operators.values import rounding_allowed
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.effects import depending
 
 

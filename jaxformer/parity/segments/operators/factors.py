@@ -14,8 +14,9 @@ from jaxformer.parity.matching.operators.layouts import (
 )
 from jaxformer.parity.matching.operators.values import largest
 from jaxformer.parity.matching.operators.weight_uses import KINDS
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.divergences import MOST_RUN, digest
 from jaxformer.parity.segments.operators.ends import (
     Shape,

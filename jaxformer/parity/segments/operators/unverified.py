@@ -12,7 +12,8 @@ import numpy as np
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
 from jaxformer.parity.matching.operators.parts import find_pieces
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import Value, run_again
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.effects import NO_EFFECT, depending, seen_positions
 from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk

@@ -5,7 +5,8 @@ import numpy as np
 from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.moved_scales import without_moved_scale
 from jaxformer.parity.matching.operators.weight_uses import Use
-from jaxformer.parity.recording.operators.graph import Value, run_again
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.effects import depending
 
 # How many operators behind a product are looked at.
