@@ -141,7 +141,8 @@ class Checkpoint:
             return read_optimizer(optimizer, own, order=order, steps=self.raw.record.get("step"))
         except UnknownStepsError as error:
             raise CheckpointError(
-                f"{error}, and neither does the file: take the weights alone"
+                f"{error}, and neither does the file: save the number under step beside the "
+                "weights, or take the weights alone"
             ) from None
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
