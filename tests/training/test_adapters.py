@@ -177,7 +177,7 @@ def test_other_adapters_are_rejected(run, tmp_path, capsys, change, words):
     assert err.count("\n") == 1
 
 
-def test_an_adapter_without_a_rank_is_not_left_out(run, tmp_path, refuse):
+def test_an_adapter_without_a_rank_is_not_left_out(run, tmp_path, capsys, refuse):
     """It has PEFT's default, which is not that of these arrays."""
     adapter = tmp_path / "adapter"
     assert main(["port", str(run), str(adapter), "--to", "peft"]) == 0
@@ -185,6 +185,7 @@ def test_an_adapter_without_a_rank_is_not_left_out(run, tmp_path, refuse):
     settings = json.loads(file.read_text())
     del settings["r"]
     file.write_text(json.dumps(settings))
+    capsys.readouterr()
     refuse(["port", adapter, tmp_path / "out"], 4, "does not fit its model with PEFT's default r=8")
 
 
