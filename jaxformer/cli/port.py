@@ -182,6 +182,8 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
     if output.optimizer is not None:
         title = OPTIMIZERS[output.optimizer.kind].title
         rows["optimizer"] = f"{title} after {output.optimizer.count} steps"
+        if output.optimizer.note:
+            rows["optimizer"] += f"; {output.optimizer.note}"
         if target.format == "torch" and output.order is None:
             rows["optimizer"] += (
                 "; the order of named_parameters() is not known here, so match the groups by "

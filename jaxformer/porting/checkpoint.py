@@ -13,6 +13,7 @@ from jaxformer.config_tree import from_dict
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
+from jaxformer.porting.dialects.common.known_settings import KEPT
 from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.raw_checkpoints import (
     Moments,
@@ -143,7 +144,8 @@ class Checkpoint:
             return read_optimizer(optimizer, own, order=order, steps=steps)
         except UnknownStepsError as error:
             raise CheckpointError(
-                f"{error}, and neither does the file: take the weights alone"
+                f"{error}, and neither does the file: save the number under step beside the "
+                "weights, or take the weights alone"
             ) from None
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -154,7 +156,8 @@ class Checkpoint:
     def origin_of(self, plan: Plan) -> Mapping[str, Any]:
         """Returns the dialect and class that the arrays came from, and their order there.
 
-        A run remembers where it was ported from, or what it was fine-tuned from.
+        A run remembers where it was ported from, or what it was fine-tuned from; also the settings
+        of a config.json that go by no other name here.
 
         Args:
             plan: what ``plan`` returned.
@@ -165,6 +168,7 @@ class Checkpoint:
             "dialect": plan.origin.dialect.name,
             "class": plan.origin.kind,
             "order": list(self.known_order(plan)),
+            "settings": {k: v for k, v in plan.origin.config.items() if k in KEPT},
         }
 
     def known_order(self, plan: Plan) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ SETTINGS = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 # What stands before the names of the base model's modules.
 PREFIX = "base_model.model."
+# What PEFT takes where a file does not say it.
+DEFAULT_RANK, DEFAULT_ALPHA = 8, 8
 # Settings of PEFT that change nothing once an adapter is trained, or that are read here.
 HARMLESS = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
@@ -135,11 +137,13 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
     layers = _adapted(plan, adapter)
     wanted = {name.split(".")[-2] for each in layers.values() for name in each.target}
     try:
-        rank = adapter.settings.get("r")
-        alpha = float(adapter.settings.get("lora_alpha", 8))
+        rank = adapter.settings.get("r", DEFAULT_RANK)
+        if rank is None:
+            raise TypeError("r is null, and must be the rank")
+        alpha = float(adapter.settings.get("lora_alpha", DEFAULT_ALPHA))
         if adapter.settings.get("use_rslora"):
             # The product is divided by the root of the rank (arXiv 2312.03732).
-            alpha *= math.sqrt(rank)  # type: ignore[arg-type]
+            alpha *= math.sqrt(rank)
         config = config.replace(
             lora_rank=rank,
             lora_alpha=alpha,
@@ -159,8 +163,13 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
             problems.append(f"no {name}")
         elif found.shape != shape:
             problems.append(f"{name} has shape {found.shape}, not {shape}")
+    used = {name for each in links for name in each.source}
+    problems += [f"unexpected {name}" for name in adapter.tensors if name not in used]
     if problems:
-        raise CheckpointError(f"{adapter.path} does not fit its model: {'; '.join(problems)}")
+        default = "" if "r" in adapter.settings else f" with PEFT's default r={rank}"
+        raise CheckpointError(
+            f"{adapter.path} does not fit its model{default}: {'; '.join(problems)}"
+        )
     tensors = plan.tensors | import_tensors(links, adapter.tensors)
     return dataclasses.replace(plan, module=module, links=[*plan.links, *links], tensors=tensors)
 

@@ -150,8 +150,19 @@ def _plan_output(
         order=order,
         origin=checkpoint.origin_of(imported),
         base=checkpoint.base,
-        source_config=imported.origin.config if has_same_dialect else {},
+        source_config=_source_config(imported, exported, recorded),
     )
+
+
+def _source_config(
+    imported: Plan, exported: Plan, recorded: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Returns what is known of the config.json that a model of this dialect came with."""
+    dialect = exported.origin.dialect.name
+    if imported.origin.dialect.name == dialect:
+        return imported.origin.config
+    kept = recorded.get("settings") if recorded.get("dialect") == dialect else None
+    return kept if isinstance(kept, Mapping) else {}
 
 
 def write_port(

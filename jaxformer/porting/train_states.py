@@ -92,6 +92,8 @@ def read_warm_start(
     tensors = plan.tensors.items() if with_arrays else ()
     arrays: dict[str, Any] = {"parameters": {name: tensor.read() for name, tensor in tensors}}
     optimizer = None if fresh else checkpoint.optimizer_state(plan)
+    for line in () if optimizer is None else _note(optimizer):
+        warnings.warn(f"{path}: {line}", stacklevel=2)
     if optimizer is not None and with_arrays:
         for group, kept in optimizer.moments.items():
             arrays[group] = {name: tensor.read() for name, tensor in kept.items()}
@@ -193,7 +195,7 @@ def make_train_state(
             f"{config.kind.title}"
         )
     others = (*other_settings(optimizer.settings, config), *_other_rate(optimizer, config))
-    for line in others:
+    for line in (*others, *_note(optimizer)):
         warnings.warn(line, stacklevel=3)
     moments = {
         group: {
@@ -203,6 +205,12 @@ def make_train_state(
     }
     step = jnp.int32(optimizer.count)
     return fill_state({"parameters": parameters, **moments, "step": step}, config)
+
+
+def _note(optimizer: OptimizerState) -> Iterator[str]:
+    """Yields a line if the optimizer has settings that nobody knows."""
+    if optimizer.note:
+        yield f"the optimizer's state is read, but {optimizer.note}"
 
 
 def _other_rate(optimizer: OptimizerState, config: OptimizerConfig) -> Iterator[str]:

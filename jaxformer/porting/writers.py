@@ -44,7 +44,8 @@ class Output:
         order: the parameters' names in the order of the PyTorch model, if it is known.
         origin: the dialect and class that the arrays came from, and their order there.
         base: the model that adapters are of, if they are all that is written.
-        source_config: the config.json that the model came with, if its dialect is the plan's.
+        source_config: what is known of the config.json that the model came with, if its dialect is
+            the plan's.
     """
 
     format: Format

@@ -233,6 +233,26 @@ def test_a_folder_comes_back_with_its_labels_and_rates(dialect, task, tmp_path, 
     assert_close(found.detach(), expected.detach(), 1e-5)
 
 
+def test_settings_that_change_no_number_here_come_back_through_runs(tmp_path):
+    """transformers takes the loss from ``problem_type``, and the ids of its tokenizer."""
+    settings = {
+        "problem_type": "multi_label_classification", "initializer_range": 0.5,
+        "sep_token_id": 5, "task_specific_params": {"task": {"max_length": 9}},
+    }  # fmt: skip
+    config = transformers.BertConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=10, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=16, num_labels=3, **settings,
+    )  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "hf")
+    jf.load(tmp_path / "hf").save(tmp_path / "saved", "hf")
+    assert main(["port", str(tmp_path / "hf"), str(tmp_path / "run")]) == 0
+    jf.load(tmp_path / "run").save(tmp_path / "again", "jax")
+    assert main(["port", str(tmp_path / "again"), str(tmp_path / "back"), "--to", "hf"]) == 0
+    for folder in ("saved", "back"):
+        written = json.loads((tmp_path / folder / "config.json").read_text())
+        assert {name: written.get(name) for name in settings} == settings
+
+
 def test_a_classifier_trains_and_is_no_language_model(tmp_path, capsys):
     source = make("bert", "SequenceClassification").float()
     source.save_pretrained(tmp_path / "folder")

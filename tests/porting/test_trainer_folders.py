@@ -147,6 +147,30 @@ def test_adapters_have_their_moments(tmp_path, capsys):
     assert {"model.safetensors", "adapter_model.safetensors", "optimizer.pt"} <= named
 
 
+@pytest.mark.tier("full")
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_adapters_are_named_as_peft_names_them(tmp_path):
+    """In its model, where the name of the adapter is in that of each array."""
+    peft = pytest.importorskip("peft")
+    model = build_case(CASES[FIRST["llama"]]).float()
+    model.save_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(r=3, target_modules=["q_proj"], init_lora_weights="gaussian")
+    adapted = peft.get_peft_model(model, settings)
+    trained = [(n, p) for n, p in adapted.named_parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(reversed(trained), weight_decay=0.0)
+    for _, parameter in trained:
+        kept = parameter.detach().clone()
+        optimizer.state[parameter] = {
+            "step": torch.tensor(1.0), "exp_avg": kept, "exp_avg_sq": kept,
+        }  # fmt: skip
+    adapted.save_pretrained(tmp_path / "adapter")
+    torch.save(optimizer.state_dict(), tmp_path / "adapter" / "optimizer.pt")
+    checkpoint = open_checkpoint(tmp_path / "adapter", base=tmp_path / "base")
+    plan = checkpoint.plan()
+    moments = checkpoint.optimizer_state(plan).moments["mu"]
+    assert all((m.read() == plan.tensors[name].read()).all() for name, m in moments.items())
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
 def test_moments_of_an_adapter_of_several_layers_are_rejected(tmp_path, capsys, refuse):

@@ -160,7 +160,8 @@ def test_adapters_go_to_torch_ref_as_they_are_with_their_optimizer(run, tmp_path
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern={'q_proj': 4} is unsupported"),
         ({"setting_of_tomorrow": 3}, "setting_of_tomorrow=3 is unsupported"),
         ({"bias": "all"}, "bias='all' is unsupported"),
-        ({"r": 4}, "does not fit its model"),
+        ({"r": 4}, "does not fit its model: "),
+        ({"r": None}, "adapter_config.json: r is null, and must be the rank"),
         ({"base_model_name_or_path": "some/model"}, "name its base model with --base"),
     ],
 )
@@ -174,6 +175,18 @@ def test_other_adapters_are_rejected(run, tmp_path, capsys, change, words):
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_an_adapter_without_a_rank_is_not_left_out(run, tmp_path, capsys, refuse):
+    """It has PEFT's default, which is not that of these arrays."""
+    adapter = tmp_path / "adapter"
+    assert main(["port", str(run), str(adapter), "--to", "peft"]) == 0
+    file = adapter / "adapter_config.json"
+    settings = json.loads(file.read_text())
+    del settings["r"]
+    file.write_text(json.dumps(settings))
+    capsys.readouterr()
+    refuse(["port", adapter, tmp_path / "out"], 4, "does not fit its model with PEFT's default r=8")
 
 
 def test_what_has_no_adapters_makes_no_folder_of_peft(base, tmp_path, capsys):

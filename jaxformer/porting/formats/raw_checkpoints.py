@@ -37,7 +37,8 @@ COMPANIONS = (
     "generation_config.json", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 TOKEN_IDS = (
-    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
+    "mask_token_id", "decoder_start_token_id",
     "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
 )  # fmt: skip
 # Where a model of two halves has those of its texts.

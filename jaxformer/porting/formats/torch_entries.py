@@ -1,5 +1,6 @@
 """What people keep in one file of ``torch.save``: a state dict, and what lies beside it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from jaxformer.storage.local_files import safe_repr
 STATE_DICTS = ("model", "state_dict", "model_state_dict", "weights")
 CONFIGS = ("config", "model_args", "model_config", "hyper_parameters")
 OPTIMIZERS = ("optimizer", "optimizer_state_dict")
-STEPS = ("step", "iter_num", "global_step")
+STEPS = ("step", "iter_num", "global_step", "iteration", "steps", "iter")
 # What every optimizer's state has.
 OF_OPTIMIZERS = {"state", "param_groups"}
 
@@ -75,7 +76,8 @@ def find_record(tree: Mapping[str, Any]) -> dict[str, Any]:
     config = next((tree[name] for name in order if isinstance(tree.get(name), dict)), None)
     if config is not None:
         record["config"] = {k: v for k, v in config.items() if isinstance(k, str)}
-    step = next((tree[name] for name in STEPS if isinstance(tree.get(name), int)), None)
+    steps = (_whole_number(tree.get(name)) for name in STEPS)
+    step = next((number for number in steps if number is not None), None)
     if step is not None:
         record["step"] = step
     vocabulary = tree.get("vocabulary")
@@ -84,6 +86,15 @@ def find_record(tree: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(vocabulary, str):
         record["vocabulary"] = vocabulary
     return record
+
+
+def _whole_number(value: Any) -> int | None:
+    """Returns an integer from a number, or an array of one, that is whole; None of all else."""
+    if isinstance(value, StoredTensor) and math.prod(value.shape) == 1:
+        value = value.read().item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if float(value).is_integer() else None
 
 
 def find_unread(tree: Mapping[str, Any], place: str, optimizer: Any) -> tuple[str, ...]:
@@ -98,7 +109,7 @@ def find_unread(tree: Mapping[str, Any], place: str, optimizer: Any) -> tuple[st
 
 
 def _unread(tree: Mapping[str, Any], place: str, optimizer: Any) -> Iterator[str]:
-    known = {place, *CONFIGS, "token_ids", "vocabulary", "origin"}
+    known = {place, *CONFIGS, *STEPS, "token_ids", "vocabulary", "origin"}
     for name, value in tree.items():
         if name in known or not isinstance(value, dict | list | tuple | StoredTensor) or not value:
             continue

@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flax import nnx
@@ -24,6 +24,8 @@ from jaxformer.porting.mapping.source_model import MissingSettingError, SourceMo
 from jaxformer.porting.mapping.transfer import Tensors
 from jaxformer.porting.mapping.validation import check_settings
 from jaxformer.porting.mapping.wrapped_names import MODEL_ATTRIBUTE, common_attribute, unwrap
+
+Array = TypeVar("Array")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _match_named(
         kinds = (settings["class"],)
     attempts = []
     for module_mapping in _candidates(dialect, kinds, config):
-        named = _prefixed(tensors, dialect, module_mapping)
+        named = names_of_class(tensors, dialect, module_mapping)
         left = [n for n in named if any(fnmatchcase(n, p) for p in module_mapping.superfluous)]
         named = {name: tensor for name, tensor in named.items() if name not in left}
         kind = next((k for k in kinds if k in module_mapping.source), module_mapping.source[0])
@@ -258,10 +260,13 @@ def _is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
-def _prefixed(
-    tensors: Tensors, dialect: StateDictAdapter, module_mapping: ModuleMapping
-) -> dict[str, StoredTensor]:
-    """Returns the arrays with the prefix of a whole model if and only if the class has it."""
+def names_of_class(
+    tensors: Mapping[str, Array], dialect: StateDictAdapter, module_mapping: ModuleMapping
+) -> dict[str, Array]:
+    """Returns arrays by today's names, with the prefix of a whole model where the class has it.
+
+    An array that has the second of two names alone is there under both.
+    """
     prefix = module_mapping.prefix or dialect.prefix
     tensors = {_rename_legacy(name, dialect): tensor for name, tensor in tensors.items()}
     has_it = any(name.startswith(prefix) for name in tensors)

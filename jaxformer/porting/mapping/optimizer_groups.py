@@ -10,8 +10,16 @@ from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
 
-# Variants of Adam and SGD that compute something else.
+# Variants of Adam and SGD that compute something else: where it is set, or where it is not.
 UNSUPPORTED = ("amsgrad", "maximize", "nesterov", "dampening")
+REQUIRED = ("bias_correction", "correct_bias")
+# What is read, what changes nothing, and what PyTorch's schedulers keep in groups.
+KNOWN = {
+    *UNSUPPORTED, *REQUIRED, "params", "param_names", "lr", "betas", "eps", "momentum", "hidden",
+    "weight_decay", "step", "decoupled_weight_decay", "foreach", "fused", "capturable",
+    "differentiable", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum",
+    "name", "group_name",
+}  # fmt: skip
 # What transformers' Trainer does not decay, by its name in small letters; nor what is in a
 # LayerNorm, whatever that is called (Trainer.get_decay_parameter_names).
 WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -76,6 +84,7 @@ def find_kind(groups: Sequence[Mapping[str, Any]]) -> str:
     kind = "adamw"
     for group in groups:
         odd = [f"{name}={group[name]}" for name in UNSUPPORTED if group.get(name)]
+        odd += [f"{name}={group[name]}" for name in REQUIRED if group.get(name) in (False, 0)]
         if "hidden" in group:
             kind = "muon"
         elif "betas" in group:
@@ -96,6 +105,16 @@ def find_kind(groups: Sequence[Mapping[str, Any]]) -> str:
                 f"jaxformer has: got {', '.join(odd)}"
             )
     return kind
+
+
+def unknown_settings(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of what is set in groups and nobody knows: it may change the steps."""
+
+    def is_set(value: Any) -> bool:
+        return bool(value) if value is None or isinstance(value, bool | int | float | str) else True
+
+    found = {str(name) for group in groups for name, value in group.items() if is_set(value)}
+    return sorted(found - KNOWN)
 
 
 def read_groups(

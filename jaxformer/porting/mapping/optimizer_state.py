@@ -11,8 +11,7 @@ Adafactor keeps is not laid out as parameters are, and stays in jaxformer.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +26,18 @@ from jaxformer.porting.mapping.optimizer_groups import (
     find_kind,
     groups_by_shape,
     groups_of_trainer,
-    in_groups,
     read_groups,
+    unknown_settings,
     write_group,
 )
+from jaxformer.porting.mapping.optimizer_names import canonical, name_parameters
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.transfer import export_tensors, import_tensors
-from jaxformer.porting.mapping.wrapped_names import unwrap
 
 # Those whose state PyTorch has no place for.
 WITHOUT_TORCH_FORM = ("adafactor",)
-# Names that a message lists.
-MOST_LACKING = 5
+# Counts are int32 in JAX.
+MOST_STEPS = 2**31
 Tensors = Mapping[str, StoredTensor]
 
 
@@ -57,6 +56,7 @@ class OptimizerState:
             and ``weight_decay``, as far as they are known.
         kind: its name in ``OPTIMIZERS``.
         next_rate: the learning rate of the next step, where it is known.
+        unread: the names of settings of its groups that nobody knows.
     """
 
     moments: Mapping[str, Mapping[str, StoredTensor]]
@@ -64,6 +64,14 @@ class OptimizerState:
     settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kind: str = "adamw"
     next_rate: float | None = None
+    unread: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """Returns what is to be said of settings that nobody knows, "" if there are none."""
+        if not self.unread:
+            return ""
+        return f"its groups set {', '.join(self.unread)}, which is not read and may change steps"
 
 
 def read_optimizer(
@@ -94,11 +102,10 @@ def read_optimizer(
         raise UsageError("not a torch optimizer's state dict: it has no state or no param_groups")
     kind = find_kind(groups)
     shapes = _shapes(plan)
-    ordered = _canonical(plan, plan.order if order is None else order)
-    named = [name for name in dict.fromkeys(ordered) if name in shapes]
     hidden = _hidden(plan)
-    canonical = functools.partial(_canonical, plan)
-    names = _names_of(groups, named, shapes, hidden if kind == "muon" else (), canonical)
+    of_muon = hidden if kind == "muon" else ()
+    order = plan.order if order is None else order
+    names = name_parameters(groups, plan, shapes, order, of_muon)
     settings = read_groups(groups, names, shapes)
     entries = {names.get(key, str(key)): entry for key, entry in state["state"].items()}
     problems = [f"unexpected state of {name}" for name in entries if name not in shapes]
@@ -106,10 +113,11 @@ def read_optimizer(
         momentum = settings.get("momentum")
         count = (steps or 0) if kind == "sgd" and not momentum else 0
         return _before_the_first_step(plan, settings, kind, count)
-    if kind == "sgd" and steps is None:
-        raise UnknownStepsError("SGD's state does not say how many steps it has made")
     problems += [f"no state of {name}" for name in shapes if name not in entries]
-    counts = {as_number(entry.get("step", steps)) for entry in entries.values()}
+    counts = _count_steps(groups, names, entries, steps)
+    if not counts:
+        title = OPTIMIZERS[kind].title
+        raise UnknownStepsError(f"{title}'s state does not say how many steps it has made")
     if len(counts) > 1:
         problems.append(f"its parameters made different numbers of steps: {sorted(counts)}")
     moments: dict[str, dict[str, StoredTensor]] = {}
@@ -130,7 +138,37 @@ def read_optimizer(
         target: import_tensors(_links_of(plan, found), found) | empty
         for target, found in moments.items()
     }
-    return OptimizerState(imported, int(counts.pop()), settings, kind)
+    unread = tuple(unknown_settings(groups))
+    return OptimizerState(imported, counts.pop(), settings, kind, unread=unread)
+
+
+def _count_steps(
+    groups: Sequence[Mapping[str, Any]],
+    names: Mapping[Any, str],
+    entries: Mapping[str, Mapping[str, Any]],
+    steps: int | None,
+) -> set[int]:
+    """Returns the numbers of steps that the parameters have made: one, or none where it is unknown.
+
+    PyTorch counts them by parameter; apex and DeepSpeed count them by group.
+
+    Raises:
+        CheckpointError: one is no number of steps.
+    """
+    of_group = {names[key]: group.get("step") for group in groups for key in group["params"]}
+    counts = set()
+    for name, entry in entries.items():
+        found = (entry.get("step"), of_group.get(name), steps)
+        step = next((each for each in found if each is not None), None)
+        if step is None:
+            continue
+        number = as_number(step)
+        if not (number.is_integer() and 0 <= number < MOST_STEPS):
+            raise CheckpointError(
+                f"the optimizer's state is damaged: {name} has made {number:g} steps"
+            )
+        counts.add(int(number))
+    return counts
 
 
 def _keeps(kind: str, moment: str, is_hidden: bool) -> bool:
@@ -191,7 +229,7 @@ def write_optimizer(
     # PyTorch lists a tied array under the first of its names.
     given = dict[str, str]()
     for name in order or shapes:
-        given.setdefault(_canonical(plan, [name])[0], name)
+        given.setdefault(canonical(plan, [name])[0], name)
     names = [name for name in given if name in shapes]
     moments = export_moments(optimizer.moments, plan, kind)
     hidden = _hidden(plan) if kind == "muon" else set()
@@ -261,59 +299,6 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
         if not link.rule.is_buffer
         for name, shape in zip(link.source, link.source_shapes, strict=True)
     }
-
-
-def _canonical(plan: Plan, order: Sequence[str]) -> list[str]:
-    """Returns the names with every tied array under its first name."""
-    aliases = plan.module_mapping.aliases
-    linked = {name for link in plan.links for name in link.source}
-    return [name if name in linked else aliases.get(name, name) for name in order]
-
-
-def _names_of(
-    groups: Sequence[Mapping[str, Any]],
-    named: Sequence[str],
-    shapes: Mapping[str, Any],
-    hidden: Collection[str],
-    canonical: Callable[[Sequence[str]], list[str]],
-) -> dict[Any, str]:
-    """Returns the parameter that each entry of the groups is.
-
-    Raises:
-        CheckpointError: the groups have another number of parameters than the model.
-    """
-    members = [list(group["params"]) for group in groups]
-    flat = [key for group in members for key in group]
-    if flat and all(isinstance(key, str) for key in flat):
-        return dict(zip(flat, unwrap(dict.fromkeys(flat)), strict=True))
-    given = canonical(list(unwrap({n: n for g in groups for n in g.get("param_names", ())})))
-    if len(given) == len(flat) and set(given) == set(shapes):
-        return dict(zip(flat, given, strict=True))
-    if len(flat) != len(shapes):
-        raise CheckpointError(
-            f"the optimizer holds {len(flat)} parameters and the model {len(shapes)}"
-            + _describe_lacking([name for name in shapes if name not in given] if given else ())
-        )
-    if len(named) != len(shapes):
-        raise CheckpointError(
-            "the optimizer does not name its parameters, and their order in the model is not "
-            "known: let its groups name theirs with param_names"
-        )
-    if len(members) > 1:
-        rules = groups_by_shape(shapes, hidden), groups_of_trainer(shapes)
-        named = in_groups(named, [len(keys) for keys in members], rules)
-    return dict(zip(flat, named, strict=True))
-
-
-def _describe_lacking(lacking: Sequence[str]) -> str:
-    """Returns which parameters an optimizer lacks, and what to do; "" where that is not known."""
-    if not lacking:
-        return ""
-    more = f" and {len(lacking) - MOST_LACKING} more" if len(lacking) > MOST_LACKING else ""
-    return (
-        f", without {', '.join(lacking[:MOST_LACKING])}{more}: jaxformer trains all of them, so "
-        "give the optimizer those too, or take the weights alone"
-    )
 
 
 def _stored(value: Any) -> StoredTensor:

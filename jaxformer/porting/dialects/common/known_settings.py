@@ -46,6 +46,13 @@ _GENERATION = (
     "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
     "target_lookbehind",
 )  # fmt: skip
+# What changes no number here and that transformers goes by when it trains or writes; a run keeps it
+# for the way back, and the ids of special tokens besides.
+KEPT = (
+    "initializer_range", "initializer_factor", "init_std", "tokenizer_class", "finetuning_task",
+    "id2label", "label2id", "problem_type", "classifier_dropout", "task_specific_params", "prefix",
+    *_GENERATION,
+)  # fmt: skip
 # Without effect at these values, which every config of transformers 4 may hold.
 DEFAULTS: dict[str, Any] = {
     "add_cross_attention": False,
