@@ -55,7 +55,11 @@ def compare_generation(
     torch = torch_trace.require_torch()
     if tokens < 1:
         raise UsageError(f"tokens must be at least 1: got {tokens}")
-    with jax.enable_x64(True), match_alibi_slopes(torch_module):
+    with (
+        jax.enable_x64(True),
+        match_alibi_slopes(torch_module),
+        torch_trace.experts_one_by_one(torch_module),
+    ):
         plan = import_plan(torch_module, dialect, force=force)
         candidate = build(plan) if jax_module is None else jax_module
         config = candidate.config

@@ -67,7 +67,11 @@ def compare_training(
         raise UsageError(f"steps must be at least 1: got {steps}")
     call = torch_call or torch_trace.call_module
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
-    with jax.enable_x64(True), match_alibi_slopes(torch_module):
+    with (
+        jax.enable_x64(True),
+        match_alibi_slopes(torch_module),
+        torch_trace.experts_one_by_one(torch_module),
+    ):
         plan = import_plan(torch_module, dialect, force=force)
         module = build(plan) if jax_module is None else jax_module
         if batches is None:
