@@ -233,16 +233,6 @@ def as_tensor(array: np.ndarray) -> Any:
     return torch.from_numpy(array)
 
 
-def padding_ids(module: Any) -> set[int]:
-    """Returns the ids whose embeddings get no gradient in PyTorch."""
-    torch = require_torch()
-    return {
-        m.padding_idx
-        for m in module.modules()
-        if isinstance(m, torch.nn.Embedding) and m.padding_idx is not None
-    }
-
-
 def dtype_names(source: Source) -> str:
     """Returns the dtypes of the weights, separated by commas."""
     return ", ".join(sorted({tensor.dtype.name for tensor in source.plan.tensors.values()}))
