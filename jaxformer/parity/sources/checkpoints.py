@@ -113,7 +113,9 @@ def open_source(
             part._replace(name=f"{part.name}_{letter}") if _has_sides(part) else part
             for part in error.args
         ]
-        prefix = [] if str(path) in str(error) else [f"{path}: "]
+        # A message names it first if at all; elsewhere its name may be any word of the message.
+        is_named = str(error).startswith(tuple(f"{path}{after}" for after in (":", "/", " ")))
+        prefix = [] if is_named else [f"{path}: "]
         raise type(error)(*prefix, *parts) from error
     if type(getattr(plan.module, "config", None)) not in MODEL_OF_CONFIG:
         raise UsageError(
