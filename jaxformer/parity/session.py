@@ -12,12 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 import jaxformer
-from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
-from jaxformer.config_dual_encoder import DualEncoderConfig
-from jaxformer.config_speech import SpeechClassifierConfig
-from jaxformer.config_vision import VisionTransformerConfig
+from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
+from jaxformer.parity.comparison.language_models import padding_ids, unsuitable
 from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.comparison.training import compare_training
 from jaxformer.parity.diagnosis.settings import compare_settings, precision_flags
@@ -35,7 +33,6 @@ from jaxformer.parity.sources.checkpoints import (
     dtype_names,
     load_candidate,
     load_reference,
-    padding_ids,
 )
 from jaxformer.parity.sources.inputs import InputSource, drawn_instead_of_text
 from jaxformer.parity.sources.same_form import in_rotary_layout_of, with_head_of
@@ -291,22 +288,8 @@ def _check_mode(mode: Mode, source: Source) -> None:
     """
     if mode not in ("train", "generate"):
         return
-    config = source.config
-    if isinstance(config, EncoderDecoderConfig):
-        found = "an encoder and a decoder"
-    elif isinstance(config, VisionTransformerConfig):
-        found = "a model that sees"
-    elif isinstance(config, DualEncoderConfig):
-        found = "a model of texts and images"
-    elif isinstance(config, SpeechClassifierConfig):
-        found = "a model that hears"
-    elif config.head.head == "none":
-        found = "a model without a head"
-    elif mode == "generate" and not config.causal:
-        found = "a model that sees later tokens"
-    elif mode == "generate" and config.context_length < 2:
-        found = "a model with a context of one token"
-    else:
+    found = unsuitable(mode, source.config)
+    if not found:
         return
     raise UsageError(
         Setting("mode"),

@@ -173,6 +173,16 @@ def test_refusals(refuse, tmp_path, gpt2, llamas, nano, case):
     refuse(["verify", *filled], code, words.format(**paths))
 
 
+@pytest.mark.parametrize("name", ["missing", "arrays"])
+def test_a_folder_is_named_whatever_it_is_called(refuse, tmp_path, gpt2, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    state = gpt2_state()
+    del state["transformer.ln_f.bias"]
+    hugging_face(Path(name), state)
+    words = f"{name}: the arrays are not those of GPT2LMHeadModel: missing transformer.ln_f.bias"
+    refuse(["verify", gpt2["run"], name], 4, words)
+
+
 class Evil:
     """What a file must not make us build."""
 

@@ -8,6 +8,7 @@ In go two models and their inputs. Out comes a ``Report``.
 - ``code_lines``: a wrong pair of modules, as two functions, operator by operator.
 - ``reference_run``: the reference, run once for any number of candidates.
 - ``training``, ``generation``: ``compare_training`` and ``compare_generation``, step by step.
+- ``language_models``: the models and token ids of these two, checked before they run.
 - ``training_runs``, ``shared_dropout``: both sides of a training comparison, equal dropout masks.
 - ``mirrored_optimizer``: PyTorch's optimizer, for parameters in the candidate's layout.
 """

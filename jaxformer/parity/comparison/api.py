@@ -13,7 +13,7 @@ from jaxformer.parity.recording.operators.failures import naming_failures
 from jaxformer.parity.recording.operators.references import check_reference, unwrapped_reference
 from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.recording.operators.torch_run import raised_alone
-from jaxformer.parity.recording.torch_values import require_torch
+from jaxformer.parity.recording.torch_values import experts_one_by_one, require_torch
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.words import suggest
 from jaxformer.porting.dialects import UnknownDialectError
@@ -158,6 +158,7 @@ def _compare_own(
         )
 
     with (
+        experts_one_by_one(torch_module),
         naming_failures("reference", _as_list(inputs) or (), {}, raised),
         naming_misfits("reference", torch_module.forward if named else None, [], named),
     ):

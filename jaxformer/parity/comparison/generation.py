@@ -10,6 +10,12 @@ import numpy as np
 
 from jaxformer.decoding import make_cache
 from jaxformer.errors import UsageError
+from jaxformer.parity.comparison.language_models import (
+    check_models,
+    check_prompt,
+    check_suitable,
+    check_vocabulary,
+)
 from jaxformer.parity.findings import Step
 from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
@@ -50,18 +56,26 @@ def compare_generation(
         logits are equal up to rounding, the step is a tie.
 
     Raises:
-        UsageError: torch is missing, or there is no token to generate.
+        UsageError: torch is missing, the models are no language models, the prompt is not one text
+            of their tokens, or there is no token to generate.
     """
     torch = torch_trace.require_torch()
+    check_models(torch_module, jax_module, "prompt")
     if tokens < 1:
         raise UsageError(f"tokens must be at least 1: got {tokens}")
-    with jax.enable_x64(True), match_alibi_slopes(torch_module):
+    with (
+        jax.enable_x64(True),
+        match_alibi_slopes(torch_module),
+        torch_trace.experts_one_by_one(torch_module),
+    ):
         plan = import_plan(torch_module, dialect, force=force)
         candidate = build(plan) if jax_module is None else jax_module
-        config = candidate.config
+        config: Any = getattr(candidate, "config", None)
+        check_suitable("generate", config)
+        check_vocabulary(plan.module.config, config)
         if prompt is None:
             prompt = np.arange(min(8, config.context_length - 1))[None] % config.vocab_size
-        prompt = np.asarray(prompt)
+        prompt = check_prompt(prompt, config)
         tokens = min(tokens, config.context_length - prompt.shape[1])
         if tokens < 1:
             raise UsageError(

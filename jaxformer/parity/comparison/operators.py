@@ -47,6 +47,7 @@ from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.recording.operators.torch_run import TorchRun, raised_alone, run_torch
 from jaxformer.parity.recording.operators.torch_weights import remarks_on_training
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
+from jaxformer.parity.recording.torch_values import experts_one_by_one
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
 from jaxformer.parity.segments.operators.lacking import describe_hidden, describe_lacking
@@ -102,6 +103,7 @@ def compare_operators(
     called = None if torch_call else torch_module.forward
     index = Index()
     with (
+        experts_one_by_one(torch_module),
         naming_failures(
             "reference",
             args,

@@ -1,6 +1,6 @@
 """Compares training step by step: the first step, and parameter, at which two models diverge."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -8,8 +8,14 @@ import numpy as np
 
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import UsageError
+from jaxformer.parity.comparison.language_models import (
+    check_batch,
+    check_models,
+    check_parameters,
+    check_suitable,
+    padding_ids,
+)
 from jaxformer.parity.comparison.training_runs import (
-    Batch,
     CandidateTraining,
     ReferenceTraining,
     Weights,
@@ -21,11 +27,14 @@ from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import allowed_error
 from jaxformer.porting.api import build, import_plan
 
+# Inputs and targets (B, T), integers.
+Pair = tuple[np.ndarray, np.ndarray]
+
 
 def compare_training(
     torch_module: Any,
     jax_module: Any = None,
-    batches: Callable[[int], Batch] | None = None,
+    batches: Callable[[int], Pair] | None = None,
     *,
     steps: int = 20,
     optimizer: OptimizerConfig | None = None,
@@ -49,7 +58,9 @@ def compare_training(
     Args:
         torch_module: the reference: token ids (B, T) to logits (B, T, V); it is not changed.
         jax_module: the candidate; default: what ``from_torch`` makes of the reference.
-        batches: inputs and targets (B, T) of each step; default random ones of 2 · 16 tokens.
+        batches: returns inputs and targets (B, T) of a step, given its number; default random ones
+            of 2 · 16 tokens, or as many as fit, without padding, which PyTorch does not train.
+            Targets of -100 do not count, as in PyTorch.
         steps: the number of steps, at least 1.
         optimizer: its settings; default AdamW at 1e-3, with clipping and no warm-up.
         dialect: the name of the reference's dialect; default found by its class.
@@ -59,19 +70,31 @@ def compare_training(
         about: notes for the report.
 
     Raises:
-        UsageError: torch is missing, ``steps`` is less than 1, the models do not fit one another,
-            or with ``dropout``, they call dropout in different places.
+        UsageError: torch is missing, ``steps`` is less than 1, the models are no language models or
+            do not fit one another, a batch is not made of their tokens, or with ``dropout``, they
+            call dropout in different places.
     """
-    torch_trace.require_torch()
+    check_models(torch_module, jax_module, "batches")
+    if not (batches is None or callable(batches)):
+        raise UsageError(
+            f"batches must be a function of a step's number: got {type(batches).__name__}"
+        )
     if steps < 1:
         raise UsageError(f"steps must be at least 1: got {steps}")
     call = torch_call or torch_trace.call_module
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
-    with jax.enable_x64(True), match_alibi_slopes(torch_module):
+    with (
+        jax.enable_x64(True),
+        match_alibi_slopes(torch_module),
+        torch_trace.experts_one_by_one(torch_module),
+    ):
         plan = import_plan(torch_module, dialect, force=force)
         module = build(plan) if jax_module is None else jax_module
-        if batches is None:
-            batches = _random_batches(module.config.vocab_size)
+        settings: Any = getattr(module, "config", None)
+        check_suitable("train", settings)
+        check_parameters(plan.module, module)
+        draw = batches or _random_batches(settings, padding_ids(torch_module))
+        batch = check_batch(draw(0), 0, settings)
         reference, reference_low = (
             ReferenceTraining(
                 torch_module, plan, config, call, in_float64=in_float64, dropout=dropout
@@ -80,11 +103,11 @@ def compare_training(
         )
         exact = jax_trace.in_dtype(module, "float64")
         with torch_trace.everything_in_float64():
-            share_tables_of_length(exact, reference.module, call, batches(0)[0].shape[1])
+            share_tables_of_length(exact, reference.module, call, batch.inputs.shape[1])
         candidate = CandidateTraining(exact, config, dropout=dropout)
         compared = []
         for number in range(steps):
-            batch = batches(number)
+            batch = check_batch(draw(number), number, settings) if number else batch
             loss, masks = reference.step(number, batch)
             low_loss, _ = reference_low.step(number, batch, masks)
             candidate_loss = candidate.step(batch, masks)
@@ -127,9 +150,12 @@ def _worst_parameter(
     return worst, worst_difference
 
 
-def _random_batches(vocab_size: int) -> Callable[[int], Batch]:
-    def draw(number: int) -> Batch:
-        ids = np.random.default_rng(number).integers(0, vocab_size, (2, 17))
+def _random_batches(config: Any, avoided: Collection[int]) -> Callable[[int], Pair]:
+    known = np.array([one for one in range(config.vocab_size) if one not in avoided])
+    length = min(16, config.context_length)
+
+    def draw(number: int) -> Pair:
+        ids = known[np.random.default_rng(number).integers(0, len(known), (2, length + 1))]
         return ids[:, :-1], ids[:, 1:]
 
     return draw

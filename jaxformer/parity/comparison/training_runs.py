@@ -16,14 +16,13 @@ from jaxformer.layers import inject_keep_masks
 from jaxformer.losses import token_losses
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import merge, split
+from jaxformer.parity.comparison.language_models import Batch
 from jaxformer.parity.comparison.mirrored_optimizer import MirroredOptimizer
 from jaxformer.parity.comparison.shared_dropout import control_torch_dropout, find_dropout_calls
 from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.tolerance import ROUNDOFF
 from jaxformer.porting.mapping.plans import Plan
 
-# Inputs and targets (B, T), integers.
-Batch = tuple[np.ndarray, np.ndarray]
 # Parameters in float64, by the candidate's names.
 Weights = dict[str, np.ndarray]
 
@@ -84,17 +83,20 @@ class ReferenceTraining:
         import torch_ref.losses
         import torch_ref.optimizers
 
-        inputs, targets = (torch.as_tensor(np.asarray(a, np.int64)) for a in batch)
+        inputs, targets, counted = map(
+            torch.as_tensor, (batch.inputs, batch.targets, batch.counted)
+        )
         in_float64 = self.in_float64
         precision = torch_trace.everything_in_float64() if in_float64 else contextlib.nullcontext()
         with precision, control_torch_dropout(number, masks) as used_masks:
             logits = torch_trace.first_float(self.call(self.module, inputs))
-            loss = torch_ref.losses.token_losses(
+            losses = torch_ref.losses.token_losses(
                 logits,
                 targets,
                 z_loss=self.config.z_loss,
                 label_smoothing=self.config.label_smoothing,
-            ).mean()
+            )
+            loss = losses[counted].mean()
             self.module.zero_grad(set_to_none=True)
             loss.backward()
         if number == 0 and in_float64:
@@ -159,14 +161,21 @@ class CandidateTraining:
         Raises:
             UsageError: the two sides call dropout in other places.
         """
-        inputs, targets = (jnp.asarray(a) for a in batch)
+        inputs, targets, counted = map(jnp.asarray, (batch.inputs, batch.targets, batch.counted))
+        masks_by_path = self._masks_by_path(inputs, masks)
         loss, self.parameters, self.state = self._step(
-            self.parameters, self.state, inputs, targets, self._masks_by_path(inputs, masks)
+            self.parameters, self.state, inputs, targets, counted, masks_by_path
         )
         return float(loss)
 
     def _update(
-        self, parameters: Any, state: Any, inputs: Any, targets: Any, masks: dict[str, Any]
+        self,
+        parameters: Any,
+        state: Any,
+        inputs: Any,
+        targets: Any,
+        counted: Any,
+        masks: dict[str, Any],
     ) -> Any:
         def compute_loss(parameters: Any) -> Any:
             model = merge(self.definition, parameters)
@@ -178,7 +187,7 @@ class CandidateTraining:
                 z_loss=self.config.z_loss,
                 label_smoothing=self.config.label_smoothing,
             )
-            return jnp.mean(losses)
+            return jnp.mean(losses, where=counted)
 
         loss, gradients = jax.value_and_grad(compute_loss)(parameters)
         updates, state = self.optimizer.update(gradients, state, parameters)

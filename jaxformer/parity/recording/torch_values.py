@@ -104,6 +104,31 @@ def without_fast_path() -> Iterator[None]:
         mha.set_fastpath_enabled(saved)
 
 
+@contextlib.contextmanager
+def experts_one_by_one(module: Any) -> Iterator[None]:
+    """Makes models of transformers call one expert after the other inside the ``with`` block.
+
+    The products of all experts at once, which transformers 5 uses by default, take no float64. A
+    copy that is made inside the block calls one expert after the other for good.
+
+    Args:
+        module: it may hold such models; afterwards it is as before.
+    """
+    found = (getattr(part, "config", None) for part in module.modules())
+    configs: dict[int, Any] = {
+        id(config): config for config in found if hasattr(config, "_experts_implementation")
+    }
+    saved = [(config, config._experts_implementation) for config in configs.values()]
+    # Given a dict, a config leaves the configs inside of it as they are.
+    for config, _ in saved:
+        config._experts_implementation = {"": "eager"}
+    try:
+        yield
+    finally:
+        for config, name in saved:
+            config._experts_implementation = {"": name}
+
+
 def as_numpy(value: Any) -> Any:
     """Returns a tensor or an array of JAX as one of numpy, anything else unchanged."""
     if isinstance(value, jax.Array):

@@ -113,7 +113,9 @@ def open_source(
             part._replace(name=f"{part.name}_{letter}") if _has_sides(part) else part
             for part in error.args
         ]
-        prefix = [] if str(path) in str(error) else [f"{path}: "]
+        # A message names it first if at all; elsewhere its name may be any word of the message.
+        is_named = str(error).startswith(tuple(f"{path}{after}" for after in (":", "/", " ")))
+        prefix = [] if is_named else [f"{path}: "]
         raise type(error)(*prefix, *parts) from error
     if type(getattr(plan.module, "config", None)) not in MODEL_OF_CONFIG:
         raise UsageError(
@@ -231,16 +233,6 @@ def as_tensor(array: np.ndarray) -> Any:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
-
-
-def padding_ids(module: Any) -> set[int]:
-    """Returns the ids whose embeddings get no gradient in PyTorch."""
-    torch = require_torch()
-    return {
-        m.padding_idx
-        for m in module.modules()
-        if isinstance(m, torch.nn.Embedding) and m.padding_idx is not None
-    }
 
 
 def dtype_names(source: Source) -> str:

@@ -194,7 +194,7 @@ def nearest_layout(
     """Returns the layout in which two arrays differ least, and their distance.
 
     The distance is the root mean square of the difference over that of the reference, on a sample;
-    infinities of the same sign are equal.
+    infinities of the same sign are equal. None if there are no finite numbers.
 
     Args:
         reference: any shape.
@@ -202,6 +202,9 @@ def nearest_layout(
         gain: a less simple layout must bring the distance down by this factor.
         is_plain: whether to leave out layouts that turn parts of an axis around.
     """
+    if not candidate.size:
+        # Of an expert that no token chose.
+        return None
     at = sample_indices(candidate.size)
     wanted = _take(candidate, at)
     best: tuple[Layout, float] | None = None

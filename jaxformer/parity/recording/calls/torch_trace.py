@@ -19,6 +19,7 @@ from jaxformer.parity.recording.calls.torch_recorder import (
 from jaxformer.parity.recording.torch_values import (
     as_numpy,
     everything_in_float64,
+    experts_one_by_one,
     first_float,
     floats,
     in_dtype,
@@ -32,8 +33,8 @@ from jaxformer.parity.recording.torch_values import (
 
 __all__ = [
     "TorchCall", "Trace", "as_numpy", "call_module", "everything_in_float64", "exactly",
-    "first_float", "gives_last_logits", "in_dtype", "in_float64", "in_narrow", "modules_of",
-    "require_torch", "run", "tensor", "without_fast_path",
+    "experts_one_by_one", "first_float", "gives_last_logits", "in_dtype", "in_float64", "in_narrow",
+    "modules_of", "require_torch", "run", "tensor", "without_fast_path",
 ]  # fmt: skip
 
 
