@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from jaxformer.checks import check_is_integer
 from jaxformer.errors import Setting, TextError
 
 Unknown = Literal["error", "skip", "replace"]
@@ -35,6 +36,7 @@ class CharTokenizer:
     @classmethod
     def train_from_text(cls, text: str) -> "CharTokenizer":
         """Returns the tokenizer whose vocabulary is the sorted set of the text's characters."""
+        _check_text(text)
         return cls(sorted(set(text)))
 
     def vocabulary_size(self) -> int:
@@ -50,9 +52,10 @@ class CharTokenizer:
                 out, or put a space (the first character where there is no space) in its place.
 
         Raises:
-            TextError: ``unknown`` is "error" and the text holds such a character.
+            TextError: it is no text, or ``unknown`` is "error" and it holds such a character.
             ValueError: ``unknown`` is none of the three.
         """
+        _check_text(text)
         if unknown not in get_args(Unknown):
             raise ValueError(f"unknown must be error, skip or replace: got {unknown!r}")
         if unknown == "skip":
@@ -83,6 +86,11 @@ class CharTokenizer:
             if not 0 <= i < len(self.vocabulary):
                 raise TextError(f"id {i} is outside the vocabulary of {self.vocabulary_size()}")
         return "".join(self.vocabulary[i] for i in ids)
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise TextError(f"characters are those of a text: got {type(text).__name__}")
 
 
 class TokenIdsDataset:
@@ -161,7 +169,14 @@ def window_starts(seed: int, step: int, batch_size: int, num_windows: int) -> np
 def batch_at(
     dataset: TokenIdsDataset, seed: int, step: int, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and targets of one step, each (B, T)."""
+    """Returns inputs and targets of one step, each (B, T).
+
+    Raises:
+        ValueError: the batch has no window.
+    """
+    check_is_integer("batch_size", batch_size)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1: got {batch_size}")
     starts = window_starts(seed, step, batch_size, len(dataset))
     windows = [dataset[int(start)] for start in starts]
     return np.stack([w[0] for w in windows]), np.stack([w[1] for w in windows])

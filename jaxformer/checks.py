@@ -63,6 +63,16 @@ def check_is_integer(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be an integer: got {value!r:.80}") from None
 
 
+def check_is_number(name: str, value: Any) -> None:
+    """Checks that a value is a number of some type, numpy's included, and no truth value.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise ValueError(f"{name} must be a number: got {value!r:.80}")
+
+
 def check_integers(config: Any, *names: str) -> None:
     """Checks that integers are not beyond int32; None passes.
 

@@ -16,10 +16,12 @@ class Setting(NamedTuple):
     Attributes:
         name: the keyword of the library.
         example: a value to give, as code; empty if the message names the setting alone.
+        flag: of the command line, without hyphens; empty if it has the keyword's name.
     """
 
     name: str
     example: str = ""
+    flag: str = ""
 
 
 def as_keyword(setting: Setting) -> str:
@@ -29,7 +31,7 @@ def as_keyword(setting: Setting) -> str:
 
 def as_flag(setting: Setting) -> str:
     """Returns a setting as the command line writes it: ``--dialect``."""
-    flag = f"--{setting.name.replace('_', '-')}"
+    flag = f"--{(setting.flag or setting.name).replace('_', '-')}"
     return f"a JSON file for {flag}: {setting.example}" if setting.example else flag
 
 

@@ -275,7 +275,12 @@ def seed_dropout(
         module: any.
         key: None takes the keys away.
         first_row: where in the whole batch the rows begin that the module is to see; None is 0.
+
+    Raises:
+        ValueError: the key is a number.
     """
+    if isinstance(key, int):
+        raise ValueError(f"key must be a random key: pass key=jax.random.key({key})")
     places = dropout_modules(module)
     keys: Iterable[Array | None] = [None] * len(places)
     if key is not None:

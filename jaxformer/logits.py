@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt
 
-from jaxformer.checks import FLOAT32_MAX, check_is_integer
+from jaxformer.checks import FLOAT32_MAX, check_is_integer, check_is_number
 from jaxformer.execution import few_rows
 
 # Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
@@ -117,6 +117,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     Raises:
         ValueError: one of them is out of its range; the message names it.
     """
+    check_is_number("temperature", temperature)
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature must be positive and finite: got {temperature}")
     if not SMALLEST <= temperature <= FLOAT32_MAX:
@@ -127,6 +128,8 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         check_is_integer("top_k", top_k)
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1: got {top_k}")
+    if top_p is not None:
+        check_is_number("top_p", top_p)
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be in (0, 1]: got {top_p}")
     if top_p is not None and top_p < SMALLEST:

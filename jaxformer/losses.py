@@ -45,7 +45,15 @@ def token_losses(
         label_smoothing: ε: the target's share of the true distribution is 1 - ε + ε/V, and that of
             every other class ε/V (arXiv 1512.00567, section 7).
         num_classes: how many of the columns are logits, where others follow; default all.
+
+    Raises:
+        ValueError: there is not one target for each row of logits.
     """
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"targets must have the shape of the logits without classes, {logits.shape[:-1]}: got "
+            f"{targets.shape}"
+        )
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     picked, columns = _pick(logits, targets), logits.shape[-1]
     count = columns if num_classes is None else num_classes

@@ -148,7 +148,12 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
       rate relative to each parameter's size; only matrices whose two dimensions are 128 or more
       are factored, as in optax. Decay is multiplied by the learning rate, which optax's is not.
     - sgd: with momentum, and with decay that is added to the gradient: ``torch.optim.SGD``.
+
+    Raises:
+        ValueError: the settings are none of an optimizer.
     """
+    if not isinstance(config, OptimizerConfig):
+        raise ValueError(f"config must be an OptimizerConfig: got {type(config).__name__}")
     parts = [_UPDATES[config.optimizer](config)]
     if config.clip_norm is not None:
         parts.insert(0, clip_by_global_norm(config.clip_norm))

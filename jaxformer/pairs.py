@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxformer.errors import TextError
+from jaxformer.errors import Setting, TextError
 from jaxformer.token_data import IGNORED, TokenSplit
 
 
@@ -133,8 +133,12 @@ class PairRows:
                 )
         if found:
             raise TextError(
-                f"{'; '.join(found)}: make room with --source-length and --block-size, leave them "
-                "out, or cut them with --truncate"
+                f"{'; '.join(found)}: make room with ",
+                Setting("source_length"),
+                " and ",
+                Setting("block_size"),
+                ", leave them out, or cut them with ",
+                Setting("truncate"),
             )
 
     def __len__(self) -> int:

@@ -9,10 +9,10 @@ from jaxformer.checks import check_is_integer
 
 
 def check_tokens(tokens: Any) -> None:
-    """Checks that a model is called with a batch of ids.
+    """Checks that a model is called with a batch of ids, one at least.
 
     Raises:
-        ValueError: they are no array, not (B, T), or no integers.
+        ValueError: they are no array, not (B, T), no integers, or empty.
     """
     if not hasattr(tokens, "ndim") or not hasattr(tokens, "dtype"):
         raise ValueError(
@@ -24,6 +24,8 @@ def check_tokens(tokens: Any) -> None:
             "tokens must be integer ids with shape (B, T): got "
             f"{tokens.dtype} with shape {tuple(tokens.shape)}"
         )
+    if 0 in tokens.shape:
+        raise ValueError(f"tokens must be (B, T) with B, T >= 1: got shape {tuple(tokens.shape)}")
 
 
 def read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]:

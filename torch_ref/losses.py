@@ -42,7 +42,15 @@ def token_losses(
         label_smoothing: ε: the target's share of the true distribution is 1 - ε + ε/V, and that of
             every other class ε/V (arXiv 1512.00567, section 7).
         num_classes: how many of the columns are logits, where others follow; default all.
+
+    Raises:
+        ValueError: there is not one target for each row of logits.
     """
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            "targets must have the shape of the logits without classes, "
+            f"{tuple(logits.shape[:-1])}: got {tuple(targets.shape)}"
+        )
     logits = logits[..., :num_classes]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = functional.cross_entropy(

@@ -16,6 +16,7 @@ from jaxformer.errors import UsageError
 from jaxformer.hardware.units import format_count
 from jaxformer.parameters import get_parameters
 from jaxformer.porting.api import build
+from jaxformer.porting.arguments import wrong_kind
 from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.speech_classifier import SpeechClassifier
@@ -34,7 +35,7 @@ class LoadedModel:
         module: as given.
 
     Raises:
-        UsageError: the module is none of the whole models.
+        UsageError: the module is none of the whole models, or the tokenizer none of jaxformer's.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class LoadedModel:
         if type(module) not in MODEL_OF_CONFIG.values():
             known = " or ".join(cls.__name__ for cls in MODEL_OF_CONFIG.values())
             raise UsageError(f"a Model holds a {known}: got {type(module).__name__}")
+        if not isinstance(tokenizer, Tokenizer | None):
+            raise wrong_kind("tokenizer", "a CharTokenizer or a HuggingFaceTokenizer", tokenizer)
         self.module = module
         self._tokenizer = tokenizer
         # Where it was loaded from, and whose names its arrays had there.

@@ -1,8 +1,9 @@
 """``Model``: a module with its tokenizer, which writes text and is saved in any format."""
 
-import os
+import functools
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from jaxformer.inspection.inspected_model import InspectedModel
 from jaxformer.inspection.narrowing_cost import NarrowingCost, narrowing_cost
 from jaxformer.narrow_linear import is_narrow, narrow_weights
 from jaxformer.parameters import get_parameters, merge, split
+from jaxformer.porting.api import as_settings
+from jaxformer.porting.arguments import check_options, check_text, read_names, read_path
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.raw_checkpoints import RawCheckpoint
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -27,6 +30,9 @@ from jaxformer.porting.source_checks import check_patterns
 from jaxformer.porting.targets import choose_target
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
+
+# The options of ``load``.
+LOADING = [name for name in inspect.signature(open_checkpoint).parameters if name != "path"]
 
 
 class Model(TextModel):
@@ -40,7 +46,7 @@ class Model(TextModel):
         module: as given.
 
     Raises:
-        UsageError: the module is none of the whole models.
+        UsageError: the module is none of the whole models, or the tokenizer none of jaxformer's.
     """
 
     def for_writing(self, dtype: str) -> "Model":
@@ -73,7 +79,7 @@ class Model(TextModel):
 
         Raises:
             UsageError: this is no language model that writes, or the text has fewer than two
-                tokens.
+                tokens or an id outside the vocabulary.
             TextError: the text has a character that the tokenizer does not know.
             ValueError: see ``for_writing``.
         """
@@ -103,8 +109,8 @@ class Model(TextModel):
             unknown: what to do with characters that the model does not know.
 
         Raises:
-            UsageError: there is no such layer or head, the text is too long, or the model has no
-                tokenizer.
+            UsageError: there is no such layer or head, the text is too long or has an id outside
+                the vocabulary, or the model has no tokenizer.
             TextError: the text has a character that the tokenizer does not know.
         """
         if isinstance(self.module, VisionTransformer | DualEncoder):
@@ -113,6 +119,8 @@ class Model(TextModel):
                 "with return_weights=True"
             )
         self._check_reads_tokens()
+        check_text("text", text)
+        check_text("target", target)
         return AttentionMaps(
             attention(
                 self._inspected(), text=text, target=target, kind=kind, layer=layer, head=head,
@@ -134,13 +142,15 @@ class Model(TextModel):
             alike; ``text`` and its ``tokens`` (T).
 
         Raises:
-            UsageError: the model has no experts or no tokenizer, or the text is too long.
+            UsageError: the model has no experts or no tokenizer, or the text is too long or has an
+                id outside the vocabulary.
             TextError: the text has a character that the tokenizer does not know.
         """
         if not isinstance(self.module, TransformerLM):
             raise UsageError(
                 f"experts are inspected in language models: this is {type(self.module).__name__}"
             )
+        check_text("text", text)
         return experts(self._inspected(), text=text, unknown=unknown)
 
     def _inspected(self) -> InspectedModel:
@@ -176,11 +186,11 @@ class Model(TextModel):
             The path.
 
         Raises:
-            UsageError: something is there already, no dialect can hold the model, or it is one of
-                ``for_writing``.
+            UsageError: there is no such format, something is there already, no dialect can hold the
+                model, or it is one of ``for_writing``.
             ResourceError: the disk is full or may not be written to.
         """
-        path = Path(path)
+        path = read_path("path", path)
         if is_narrow(self.module):
             raise UsageError("narrow weights are for writing text: save the model that had its own")
         target = choose_target(path, format, overwrite=overwrite, dialect=dialect, dtype=dtype)
@@ -231,11 +241,21 @@ def load(path: str | Path, **options: Any) -> Model:
     Raises:
         CheckpointError: it is missing, damaged, or its arrays do not fit; all problems are listed.
         UnsafeFileError: opening it could do harm.
-        UsageError: its dialect or a setting is unknown, or it holds a part of a model alone.
+        UsageError: its dialect or an option is unknown, an argument is of another kind, or it
+            holds a part of a model alone.
         ResourceError: it cannot be read.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"give the path of a file or a folder: got {type(path).__name__}")
+    check_options("load", options, LOADING)
+    path = read_path("path", path)
+    readers: dict[str, Callable[[Any], Any]] = {
+        "config": lambda config: config if isinstance(config, str | Path) else as_settings(config),
+        "ignore": functools.partial(read_names, "ignore"),
+        "meta": functools.partial(read_path, "meta"),
+        "base": functools.partial(read_path, "base"),
+    }
+    for name, read in readers.items():
+        if options.get(name) is not None:
+            options[name] = read(options[name])
     checkpoint = open_checkpoint(path, **options)
     check_patterns(checkpoint)
     for warning in checkpoint.raw.warnings:

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -12,10 +13,12 @@ from jaxformer.api.model import Model, load
 from jaxformer.data.tokenizers import tokenizer_in
 from jaxformer.errors import UsageError
 from jaxformer.hardware.compilation_cache import use_compilation_cache
+from jaxformer.porting.arguments import read_names, read_path, wrong_kind
 from jaxformer.porting.data import load_data
 from jaxformer.porting.train_states import read_warm_start
 from jaxformer.training import loop
 from jaxformer.training.config import TrainConfig
+from jaxformer.training.config_files import read_toml
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.logging.metrics import Tracker, read_metrics
 from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning, fit_vocabulary
@@ -80,7 +83,7 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig | str | None = None,
+    config: TrainConfig | str | Path | None = None,
     out: str | Path | None = None,
     *,
     resume: bool = False,
@@ -96,8 +99,10 @@ def train(
     """Trains a model as ``train.py`` does, and returns what the run has left.
 
     Args:
-        config: the settings, or the name of a preset; default ``nano``, with ``init_from`` the
-            settings for training a model further.
+        config: the settings, the path of a file of settings such as a run's ``config.toml`` (what
+            it leaves out is of ``nano``), or the name of a preset; default ``nano``, with
+            ``init_from`` the settings for training a model further. With ``resume`` a name gives
+            the default of ``out`` alone.
         out: the run's folder; default ``runs/`` and the name of the preset.
         resume: continue the run in that folder, from its newest checkpoint and with its settings.
         init_from: a checkpoint whose model, and optimizer's state if it has one, to start from.
@@ -113,32 +118,35 @@ def train(
             ``train.py``; they replace those of ``config``. ``lora_rank=8`` trains adapters alone.
 
     Raises:
-        UsageError: there is no such preset or setting, or the settings do not fit each other.
+        UsageError: there is no such preset, file or setting, an argument is of another kind, or
+            the settings do not fit each other.
         JaxformerError: the run cannot be made; see ``jaxformer.errors`` for the kinds.
         DivergedError: a loss, a gradient or the state is not finite; that state is not saved.
         StoppedError: SIGINT or SIGTERM came; everything is saved.
     """
+    if not isinstance(config, TrainConfig | str | os.PathLike | None):
+        raise wrong_kind(
+            "config", "a TrainConfig, the name of a preset or the path of a config.toml", config
+        )
     preset = config if isinstance(config, str) else "nano" if config is None else None
-    folder = Path(out) if out is not None else Path("runs") / (preset or "run")
+    folder = Path("runs") / (preset or "run") if out is None else read_path("out", out)
+    services: Any = read_names("trackers", trackers)
     if resume and init_from is not None:
         raise UsageError("resume continues the run that is there: leave out init_from")
+    if resume and isinstance(config, TrainConfig | os.PathLike):
+        raise UsageError("resume takes the settings from the run's folder: leave out config")
     if init_from is None and (fresh_optimizer or meta is not None or ignore):
         raise UsageError("fresh_optimizer, meta and ignore go with init_from")
     start = None
     if init_from is not None:
         start = read_warm_start(
-            Path(init_from),
+            read_path("init_from", init_from),
             fresh=fresh_optimizer,
-            ignore=ignore,
-            meta=None if meta is None else Path(meta),
+            ignore=read_names("ignore", ignore),
+            meta=None if meta is None else read_path("meta", meta),
         )
     before = stored_config(folder) if resume else None
-    if before is not None:
-        chosen = before
-    elif isinstance(config, TrainConfig):
-        chosen = config
-    else:
-        chosen = _preset(preset or "nano")
+    chosen = _settings(config) if before is None else before
     if start is not None:
         chosen = chosen.with_model(start.model)
         if config is None and not start.step:
@@ -159,11 +167,17 @@ def train(
     corpus = load_data(final, download=download)
     use_compilation_cache()
     experiment = Experiment.prepare(final, corpus, start=start, tokenizer=tokenizer)
-    loop.train(experiment, folder, resume=resume, cast=cast, trackers=trackers)
+    loop.train(experiment, folder, resume=resume, cast=cast, trackers=services)
     return TrainResult(folder, experiment.config, read_metrics(folder / "metrics.jsonl"))
 
 
-def _preset(name: str) -> TrainConfig:
+def _settings(config: TrainConfig | str | os.PathLike[str] | None) -> TrainConfig:
+    """Returns the settings that ``train`` was given: as they are, of a preset or of a file."""
+    if isinstance(config, TrainConfig):
+        return config
+    if isinstance(config, os.PathLike):
+        return read_toml(Path(config), PRESETS["nano"]())
+    name = "nano" if config is None else config
     if name not in PRESETS:
         raise UsageError(f"preset {name} is unknown: choose among {', '.join(PRESETS)}")
     return PRESETS[name]()

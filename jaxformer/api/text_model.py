@@ -1,6 +1,7 @@
 """``TextModel``: what a model writes, of texts or of ids."""
 
 import functools
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -21,6 +22,7 @@ from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import Setting, UsageError
 from jaxformer.execution.seeds import seed_key
 from jaxformer.generation import stream
+from jaxformer.porting.arguments import check_options, check_text, wrong_kind
 from jaxformer.porting.checkpoint import Tokenizer
 from jaxformer.speculative_generation import stream_with_draft
 from jaxformer.transformer_lm import TransformerLM
@@ -53,13 +55,16 @@ class TextModel(LoadedModel):
             Text; for ids, ids int32 of shape (n,) or (B, n).
 
         Raises:
-            UsageError: the model cannot write, or has no tokenizer for a text.
+            UsageError: the model cannot write, has no tokenizer for a text, or there is no such
+                setting.
             TextError: the prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range, or an id outside the vocabulary.
         """
+        of_ids = [name for name in STREAMING if name != "unknown"]
+        check_options("generate", settings, STREAMING if isinstance(prompt, str) else of_ids)
         if isinstance(prompt, str):
             return "".join(self.stream(prompt, tokens, **settings))
-        ids = np.asarray(prompt)
+        ids = _as_array(prompt)
         chunks = self._chunks(ids[None] if ids.ndim == 1 else ids, tokens, **settings)
         made = np.concatenate([np.zeros((len(np.atleast_2d(ids)), 0), np.int32), *chunks], axis=1)
         return made[0] if ids.ndim == 1 else made
@@ -100,6 +105,7 @@ class TextModel(LoadedModel):
             TextError: the prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range.
         """
+        check_text("prompt", prompt)
         tokenizer, ids = self._encode(prompt, unknown)
         chunks = self._chunks(
             ids[None], tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy,
@@ -142,21 +148,26 @@ class TextModel(LoadedModel):
             settings: ``temperature``, ``top_k``, ``top_p`` and ``greedy`` of ``stream``.
 
         Raises:
-            UsageError: the model is no language model that writes, or has no tokenizer for a text.
+            UsageError: the model is no language model that writes, has no tokenizer for a text, the
+                prompts are no list, or there is no such setting.
             TextError: a prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range, an id outside the vocabulary, or there are
                 not as many numbers of tokens as prompts.
         """
         module = self._writer()
-        counts = list(tokens) if isinstance(tokens, Iterable) else [tokens] * len(prompts)
-        if len(counts) != len(prompts):
+        check_options("generate_many", settings, ("temperature", "top_k", "top_p", "greedy"))
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+            raise wrong_kind("prompts", "a list of texts, or of ids (T,)", prompts)
+        wanted: list[Any] = list(prompts)
+        counts = list(tokens) if isinstance(tokens, Iterable) else [tokens] * len(wanted)
+        if len(counts) != len(wanted):
             raise ValueError(
                 "tokens must be one number or one for each prompt: "
-                f"got {len(counts)} for {len(prompts)} prompts"
+                f"got {len(counts)} for {len(wanted)} prompts"
             )
         read = [
             self._encode(each, unknown) if isinstance(each, str) else (None, np.asarray(each))
-            for each in prompts
+            for each in wanted
         ]
         requests = [
             Request(ids, count, seed_key(seed + number))
@@ -231,6 +242,8 @@ class TextModel(LoadedModel):
     ) -> Iterator[np.ndarray]:
         module, config = self.module, self.config
         self._check_reads_tokens()
+        if not isinstance(draft, TextModel | None):
+            raise wrong_kind("draft", "a Model", draft)
         if draft is not None and not all(
             isinstance(m, TransformerLM) for m in (module, draft.module)
         ):
@@ -274,3 +287,25 @@ class TextModel(LoadedModel):
             key=seed_key(seed),
             **{"temperature": 0.8, **more},
         )
+
+
+def _as_array(prompt: Ids) -> np.ndarray:
+    """Returns the ids of a prompt, or of several.
+
+    Raises:
+        UsageError: they are of several lengths.
+    """
+    try:
+        return np.asarray(prompt)
+    except ValueError:
+        raise UsageError(
+            "the prompts of one call have one length: generate_many takes those of several"
+        ) from None
+
+
+# The settings of ``stream``, which ``generate`` takes too.
+STREAMING = [
+    name
+    for name in inspect.signature(TextModel.stream).parameters
+    if name not in ("self", "prompt", "tokens")
+]

@@ -13,7 +13,7 @@ from jaxformer.checkpoints.manifest import MANIFEST, Arrays, Manifest, read_mani
 from jaxformer.checkpoints.restoring import Accept, restore, restore_newest
 from jaxformer.checkpoints.saving import CheckpointWriter
 from jaxformer.distributed.control_plane import ControlPlane
-from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
+from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, Setting
 from jaxformer.hardware.invocation import command
 from jaxformer.storage.durable_files import is_temporary, sync_path
 
@@ -191,7 +191,7 @@ class CheckpointFolder:
             step = self.best_step()
             if step is None:
                 raise CheckpointError(
-                    f"{run} has no checkpoint with a validation loss: leave out --best"
+                    f"{run} has no checkpoint with a validation loss: leave out ", Setting("best")
                 )
         if step is not None:
             return *restore(self.folder / str(step), step, alone=True), []

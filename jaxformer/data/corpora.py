@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxformer.data.conversations import is_conversation
-from jaxformer.errors import ResourceError, TextError, UsageError
+from jaxformer.errors import ResourceError, Setting, TextError, UsageError
 from jaxformer.hardware.memory import host_memory
 from jaxformer.hardware.user_folders import user_cache
 
@@ -59,14 +59,15 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
     path = Path(name)
     if path.is_dir():
         raise UsageError(
-            f"--data {name}: is a folder, not a text file, and holds no tokens: jaxformer tokenize "
-            "makes such a folder of texts"
+            Setting("data"),
+            f" {name}: is a folder, not a text file, and holds no tokens: jaxformer tokenize "
+            "makes such a folder of texts",
         )
     if not path.is_file():
         what = "does not exist"
         if path.exists():
             what = "is a device or a pipe, not a text file"
-        raise UsageError(f"--data {name}: {what}; known names are {', '.join(NAMES)}")
+        raise UsageError(Setting("data"), f" {name}: {what}; known names are {', '.join(NAMES)}")
     _check_is_text(path)
     return _corpus(str(path), _read_text(path, encoding))
 
@@ -75,13 +76,16 @@ def _check_is_text(path: Path) -> None:
     """Rejects by its name what is no plain text."""
     if path.suffix == ".bin":
         raise TextError(
-            f"{path} is no text: if it holds the ids of tokens, give its folder, --data "
-            f"{path.parent}"
+            f"{path} is no text: if it holds the ids of tokens, give its folder, ",
+            Setting("data"),
+            f" {path.parent}",
         )
     if PACKED.search(path.name):
         raise TextError(
             f"{path} is no plain text: make a folder of tokens of it, with jaxformer tokenize "
-            f"{path} --tokenizer T --out FOLDER, and give --data FOLDER"
+            f"{path} --tokenizer T --out FOLDER, and give ",
+            Setting("data"),
+            " FOLDER",
         )
 
 
@@ -93,7 +97,8 @@ def _corpus(name: str, text: str) -> Corpus:
     except UnicodeEncodeError as error:
         raise TextError(
             f"{name} holds half a character, U+{ord(text[error.start]):04X}, at position "
-            f"{error.start}: name its encoding with --encoding"
+            f"{error.start}: name its encoding with ",
+            Setting("encoding"),
         ) from None
     return Corpus(name, text, hashlib.sha256(data).hexdigest())
 
@@ -103,7 +108,9 @@ def _python_docs() -> str:
         from pydoc_data.topics import topics
     except ImportError:
         raise UsageError(
-            "this Python was packaged without pydoc_data, the text of python-docs: give --data FILE"
+            "this Python was packaged without pydoc_data, the text of python-docs: give ",
+            Setting("data"),
+            " FILE",
         ) from None
     return "\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n"
 
@@ -114,33 +121,45 @@ def _read_text(path: Path, encoding: str) -> str:
         utf_8 = codecs.lookup(encoding).name == "utf-8"
         if path.stat().st_size * BYTES_PER_BYTE > host_memory():
             raise UsageError(
-                f"--data {path}: {path.stat().st_size / 2**30:,.1f} GiB of text need "
+                Setting("data"),
+                f" {path}: {path.stat().st_size / 2**30:,.1f} GiB of text need "
                 f"{BYTES_PER_BYTE} times as much memory, and there are "
-                f"{host_memory() / 2**30:,.1f} GiB: give a part of it"
+                f"{host_memory() / 2**30:,.1f} GiB: give a part of it",
             )
         data = path.read_bytes()
         text = data.decode("utf-8-sig" if utf_8 else encoding)
     except OSError as error:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from error
     except LookupError:
-        raise UsageError(f"--encoding {encoding}: Python knows no such encoding") from None
+        raise UsageError(
+            Setting("encoding"), f" {encoding}: Python knows no such encoding"
+        ) from None
     except UnicodeDecodeError as error:
         raise TextError(
             f"{path} is not {encoding}: byte 0x{data[error.start]:02x} at offset {error.start}; "
-            "name its encoding with --encoding, such as latin-1"
+            "name its encoding with ",
+            Setting("encoding"),
+            ", such as latin-1",
         ) from None
     except UnicodeError as error:
-        raise TextError(f"{path} is not {encoding} ({error}): name its --encoding") from None
+        raise TextError(
+            f"{path} is not {encoding} ({error}): name its ", Setting("encoding")
+        ) from None
     if _holds_records(text):
         raise TextError(
             f"{path} holds records of JSON, not a plain text: give it a name that ends in .jsonl, "
             "make a folder of tokens of it, with jaxformer tokenize FILE.jsonl --tokenizer T --out "
-            "FOLDER, and give --data FOLDER"
+            "FOLDER, and give ",
+            Setting("data"),
+            " FOLDER",
         )
     if "\0" in text:
         raise TextError(
             f"{path} has a NUL at position {text.index(chr(0))} and is no text: if it holds ids of "
-            f"tokens, give its folder, --data {path.parent}; name a text's encoding with --encoding"
+            "tokens, give its folder, ",
+            Setting("data"),
+            f" {path.parent}; name a text's encoding with ",
+            Setting("encoding"),
         )
     return text.replace("\r\n", "\n")
 
@@ -169,7 +188,8 @@ def _tiny_shakespeare(download: bool) -> bytes:
     if not download:
         raise UsageError(
             "tiny-shakespeare is not on this machine: put tiny-shakespeare.txt into the folder "
-            "that JAXFORMER_DATA_DIR names, or fetch it (1.1 MB) with --download"
+            "that JAXFORMER_DATA_DIR names, or fetch it (1.1 MB) with ",
+            Setting("download"),
         )
     try:
         with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=60) as response:

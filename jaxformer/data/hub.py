@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from jaxformer.data.sources import READABLE
-from jaxformer.errors import ResourceError, TextError, UsageError
+from jaxformer.errors import ResourceError, Setting, TextError, UsageError
 from jaxformer.hardware.user_folders import user_cache
 from jaxformer.storage.downloads import copy_response, open_address
 from jaxformer.storage.durable_files import atomic_write_text, check_space, temporary_path
@@ -77,8 +77,10 @@ def _fetch_dataset(
     matched = NAME.fullmatch(str(name))
     if matched is None:
         raise UsageError(
-            f"{name} is not here, and --download wants a dataset with its commit, "
-            "OWNER/NAME@COMMIT, 40 hexadecimal digits: nothing unknown is fetched"
+            f"{name} is not here, and ",
+            Setting("download"),
+            " wants a dataset with its commit, "
+            "OWNER/NAME@COMMIT, 40 hexadecimal digits: nothing unknown is fetched",
         )
     repository, commit = matched["repository"], matched["commit"]
     folder = user_cache() / "datasets" / repository.replace("/", "--") / commit

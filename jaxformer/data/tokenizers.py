@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.char_data import CharTokenizer
 from jaxformer.data.encoding import PIECE_CHARACTERS, cut_text, encode_piece
-from jaxformer.errors import TextError, UsageError
+from jaxformer.errors import Setting, TextError, UsageError
 from jaxformer.hardware.invocation import install
 from jaxformer.storage.local_files import LocalFile
 
@@ -184,7 +184,8 @@ def load_tokenizer(
         path /= "tokenizer.json"
     if not path.is_file():
         raise UsageError(
-            f"--tokenizer {name}: there is no {path}; give a tokenizer.json, a folder with one, "
-            "chars, or bytes"
+            Setting("tokenizer"),
+            f" {name}: there is no {path}; give a tokenizer.json, a folder with one, "
+            "chars, or bytes",
         )
     return HuggingFaceTokenizer(path), path

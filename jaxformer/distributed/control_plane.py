@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from jaxformer import errors
-from jaxformer.errors import JaxformerError, ResourceError, StoppedError, is_out_of_memory
+from jaxformer.errors import (
+    JaxformerError,
+    ResourceError,
+    Setting,
+    StoppedError,
+    is_out_of_memory,
+)
 
 T = TypeVar("T")
 
@@ -175,18 +181,21 @@ def _serialize(error: Exception) -> dict[str, Any]:
         kind = ResourceError
     else:
         kind = JaxformerError
-    return {"kind": kind.__name__, "message": brief_reason(error), "code": code}
+    # A setting in a message becomes a list.
+    parts = error.args if isinstance(error, JaxformerError) else (brief_reason(error),)
+    return {"kind": kind.__name__, "parts": parts, "code": code}
 
 
 def _deserialize(
     process: int, fields: Mapping[str, Any], *, already_reported: bool
 ) -> JaxformerError:
-    message = f"process {process}: {fields['message']}"
+    parts = [Setting(*part) if isinstance(part, list) else part for part in fields["parts"]]
+    parts = [f"process {process}: ", *parts]
     kind = getattr(errors, fields["kind"], JaxformerError)
     if kind is StoppedError:
-        error: JaxformerError = StoppedError(message, fields["code"] - 128)
+        error: JaxformerError = StoppedError(str(JaxformerError(*parts)), fields["code"] - 128)
     else:
-        error = kind(message)
+        error = kind(*parts)
         error.exit_code = fields["code"] or kind.exit_code
     error.already_reported = already_reported
     return error

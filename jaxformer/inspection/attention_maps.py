@@ -5,7 +5,7 @@ import importlib.util
 import io
 from collections.abc import Sequence
 from html import escape
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,13 @@ from jaxformer.config import EncoderDecoderConfig
 from jaxformer.data.text_generation import encode_source, write_target
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import Setting, UsageError
-from jaxformer.inspection.inspected_model import InspectedModel, Numbers, Unknown, text_and_ids
+from jaxformer.inspection.inspected_model import (
+    InspectedModel,
+    Numbers,
+    Unknown,
+    check_ids,
+    text_and_ids,
+)
 
 Kind = Literal["encoder", "decoder", "cross"]
 Head = int | Literal["mean", "all"]
@@ -118,13 +124,17 @@ def _of_sequences(
     layer: int | None,
     head: Head,
 ) -> Numbers:
+    if kind not in get_args(Kind):
+        raise UsageError(Setting("kind"), f" must be {' or '.join(get_args(Kind))}: got {kind!r}")
     config = module.config
     of_encoder = kind == "encoder"
     heads = (config.encoder if of_encoder else config).attention.num_heads
     layers = config.num_encoder_layers if of_encoder else config.num_decoder_layers
     chosen = _check(layers, heads, layer, head)
     source_S = encode_source(run.tokenizer, text or "", (), unknown).ids
+    check_ids("text", source_S, config.source_vocab_size)
     target_T = _target_ids(run, module, source_S, target, unknown)
+    check_ids("target", target_T, config.target_vocab_size)
     _check_length(config, len(source_S), len(target_T))
     maps = analysis.sequence_attention_maps(
         module, jnp.asarray(source_S)[None], jnp.asarray(target_T)[None]
@@ -178,12 +188,16 @@ def _names(run: InspectedModel, ids: np.ndarray) -> list[str]:
 
 def _check(layers: int, heads: int, layer: int | None, head: Head) -> int | Literal["mean"] | None:
     """Returns the head as ``analysis`` takes it."""
-    indices = [("layer", layer, layers)]
-    indices += [("head", head, heads)] if isinstance(head, int) else []
-    for name, index, count in indices:
-        if index is not None and not 0 <= index < count:
-            raise UsageError(Setting(name), f" must be in [0, {count}): got {index}")
+    if layer is not None and not _is_index(layer, layers):
+        raise UsageError(Setting("layer"), f" must be in [0, {layers}): got {layer!r}")
+    if head not in ("mean", "all") and not _is_index(head, heads):
+        raise UsageError(Setting("head"), f" must be in [0, {heads}), mean or all: got {head!r}")
     return None if head == "all" else head
+
+
+def _is_index(value: Any, count: int) -> bool:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_integer and bool(0 <= value < count)
 
 
 def _arrange(maps: np.ndarray, layers: int, heads: int, layer: int | None, head: Head) -> Numbers:

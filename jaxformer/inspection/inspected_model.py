@@ -88,6 +88,26 @@ class InspectedModel:
         return self.model.config
 
 
+def check_ids(name: str, ids: np.ndarray, vocab_size: int | None) -> None:
+    """Checks that a model has all ids of a text; a tokenizer of another model may make more.
+
+    Args:
+        name: of the setting that holds the text.
+        ids: of it.
+        vocab_size: of the model.
+
+    Raises:
+        UsageError: an id is outside the vocabulary.
+    """
+    size = vocab_size or 0
+    outside = ids[(ids < 0) | (ids >= size)]
+    if len(outside):
+        raise UsageError(
+            Setting(name),
+            f" has id {outside[0]}, which is outside the model's vocabulary of {size}",
+        )
+
+
 def text_and_ids(run: InspectedModel, text: str | None, unknown: Unknown) -> tuple[str, np.ndarray]:
     """Returns a text as a language model reads it, and its ids (T,).
 
@@ -97,7 +117,8 @@ def text_and_ids(run: InspectedModel, text: str | None, unknown: Unknown) -> tup
         unknown: see ``CharTokenizer.encode``.
 
     Raises:
-        UsageError: the text is longer than the context, or there is no tokenizer.
+        UsageError: the text is longer than the context, there is no tokenizer, or it is that of
+            another model.
         TextError: it has a character that the model does not know.
     """
     context = run.config.context_length
@@ -108,6 +129,7 @@ def text_and_ids(run: InspectedModel, text: str | None, unknown: Unknown) -> tup
         ids = ids[ids < run.tokenizer.vocabulary_size()]
         return run.tokenizer.decode(ids), ids
     ids = run.tokenizer.encode(text, unknown=unknown)
+    check_ids("text", ids, run.config.vocab_size)
     if not 1 <= len(ids) <= context:
         raise UsageError(
             Setting("text"), f" must have 1 to {context} tokens to read: got {len(ids)}"

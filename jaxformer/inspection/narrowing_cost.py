@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UsageError
 from jaxformer.generation import generate
+from jaxformer.inspection.inspected_model import check_ids
 from jaxformer.layers import widen
 from jaxformer.parameters import Parameters, get_parameters, merge, split
 from jaxformer.transformer_lm import TransformerLM
@@ -82,10 +83,16 @@ def narrowing_cost(
         num_tokens: how many both write.
 
     Raises:
-        UsageError: the text has fewer than two tokens.
+        UsageError: the text is no ids (T,), has fewer than two, or one outside the vocabulary.
     """
+    if tokens_T.ndim != 1 or (tokens_T.size and tokens_T.dtype.kind not in "iu"):
+        raise UsageError(
+            "the text to compare on must be a text or integer ids (T,): got "
+            f"{tokens_T.dtype} with shape {tokens_T.shape}"
+        )
     if len(tokens_T) < 2:
         raise UsageError(f"the text to compare on needs two tokens: got {len(tokens_T)}")
+    check_ids("text", tokens_T, model.config.vocab_size)
     length = min(model.config.context_length, len(tokens_T) - 1)
     starts = range(0, len(tokens_T) - 1, length)
     sides = [split(side) for side in (model, narrow)]

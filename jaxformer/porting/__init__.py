@@ -6,6 +6,7 @@ problems. What leaves is an NNX module, a state dict or a checkpoint, and a cert
 array. PyTorch need not be installed to port files.
 
 - ``api``: ``from_torch`` and ``to_torch``, for modules in memory.
+- ``arguments``: checks of what a program gives to public functions.
 - ``checkpoint``: ``open_checkpoint`` and ``load_model``, for files and folders of any format.
 - ``train_states``: training that starts from a checkpoint or changes the framework in mid-run.
 - ``data``: what a run trains on by its name; nanoGPT's pickle is read here.

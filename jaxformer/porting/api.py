@@ -13,6 +13,7 @@ from flax import nnx
 from jaxformer.config_tree import flatten
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters, merge
+from jaxformer.porting.arguments import read_names, wrong_kind
 from jaxformer.porting.dialects import choose_dialect, find_dialect
 from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
@@ -72,15 +73,19 @@ def import_plan(
     force: bool = False,
 ) -> Plan:
     """Returns the plan by which ``from_torch`` imports a PyTorch module, or arrays."""
-    module = _unwrapped(source) if hasattr(source, "state_dict") else None
+    is_module = hasattr(source, "state_dict") and not isinstance(source, type)
+    module = _unwrapped(source) if is_module else None
     if module is None and not isinstance(source, Mapping):
         raise UsageError(
             f"give a torch.nn.Module, or arrays by name (a state dict): got {type(source).__name__}"
             + (": jaxformer.load reads files" if isinstance(source, str | os.PathLike) else "")
         )
-    tensors = to_stored_tensors(source if module is None else module.state_dict())
+    arrays = source if module is None else module.state_dict()
+    _check_arrays(arrays)
+    tensors = to_stored_tensors(arrays)
     kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
-    settings = _as_mapping(config)
+    settings = as_settings(config)
+    ignore = read_names("ignore", ignore)
     if settings is None and module is not None:
         settings = _as_mapping(getattr(module, "config", None))
     tensors, text = text_part(tensors, settings, ignore)
@@ -155,6 +160,36 @@ def _unwrapped(module: Any) -> Any:
             break
         module = child
     return module
+
+
+def _check_arrays(arrays: Mapping[Any, Any]) -> None:
+    """Checks that arrays have names, and tensors of PyTorch their numbers in memory.
+
+    Raises:
+        UsageError: one has not.
+    """
+    for name, array in arrays.items():
+        if not isinstance(name, str):
+            raise UsageError(f"arrays are given by name: {name!r} is no name")
+        if getattr(array, "is_meta", False):
+            raise UsageError(f"{name} is on PyTorch's meta device, without numbers: load it first")
+        if hasattr(array, "untyped_storage") and str(array.layout) != "torch.strided":
+            raise UsageError(f"{name} is a sparse tensor: call its to_dense() first")
+
+
+def as_settings(config: Any) -> Any:
+    """Returns the argument ``config`` of a function as ``plan_import`` takes it.
+
+    Raises:
+        UsageError: it holds no settings.
+    """
+    settings = _as_mapping(config)
+    is_known = (
+        isinstance(settings, Mapping | nnx.Module | None) or type(settings) in MODEL_OF_CONFIG
+    )
+    if not is_known:
+        raise wrong_kind("config", "settings by name, a config of a model or an NNX module", config)
+    return settings
 
 
 def _as_mapping(config: Any) -> Any:

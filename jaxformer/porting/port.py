@@ -19,7 +19,13 @@ from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM, Optimi
 from jaxformer.porting.mapping.plans import Plan, plan_export
 from jaxformer.porting.parameter_order import parameter_order
 from jaxformer.porting.peft import has_adapters
-from jaxformer.porting.targets import CERTIFICATE, PortTarget, check_replaceable, plan_target
+from jaxformer.porting.targets import (
+    CERTIFICATE,
+    FORMAT,
+    PortTarget,
+    check_replaceable,
+    plan_target,
+)
 from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress
 from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
 
@@ -92,7 +98,9 @@ def plan_port(checkpoint: Checkpoint, target: PortTarget, ignore: Sequence[str] 
     if target.format == "trainer" and optimizer is None:
         raise UsageError(
             "transformers' Trainer goes on with the optimizer's state: "
-            f"{reason or 'the source has none'}; --to hf writes weights alone"
+            f"{reason or 'the source has none'}; ",
+            FORMAT,
+            " hf writes weights alone",
         )
     output = _plan_output(checkpoint, imported, exported, target, recorded, optimizer)
     return Port(checkpoint, target, imported, output, rounding, reason)
@@ -232,7 +240,8 @@ def _temporary_folder(target: PortTarget) -> Iterator[Path]:
         yield temporary
     except BaseException as error:
         for file in new:
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink()
         shutil.rmtree(temporary, ignore_errors=True)
         for folder in made:
             with contextlib.suppress(OSError):

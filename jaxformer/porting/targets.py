@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxformer.errors import UsageError
+from jaxformer.errors import Setting, UsageError
 from jaxformer.porting.dialects import HUGGING_FACE, find_dialect
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.plans import CannotHoldError, Plan, plan_export
@@ -20,6 +20,9 @@ CERTIFICATE = "certificate.json"
 WITH_ADAPTERS = ("jaxformer", "torch_ref")
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 TRANSFORMERS_FORMATS = ("huggingface", "trainer", "peft")
+# What a caller names as the format; the path says which of them it is by default.
+FORMATS = ("torch", "jax", "hf", "trainer", "peft")
+FORMAT, OVERWRITE = Setting("format", flag="to"), Setting("overwrite")
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Files of models that jaxformer does not write; a folder may have any other name.
 FOREIGN_SUFFIXES = (
@@ -70,26 +73,30 @@ def choose_target(
         settings: ``dialect``, ``dtype`` and ``weights_only`` of ``PortTarget``.
 
     Raises:
-        UsageError: ``to`` and the suffix do not agree, something is there already, or weights are
-            not kept in such a dtype.
+        UsageError: ``to`` is no format or does not agree with the suffix, something is there
+            already, or weights are not kept in such a dtype.
     """
     dtype = settings.get("dtype")
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(WEIGHT_DTYPES)}: got {dtype!r}")
     kind = _choose_format(path, to)
     if kind == "trainer" and settings.get("weights_only"):
-        raise UsageError("a Trainer folder has the optimizer's state: --to hf writes weights alone")
+        raise UsageError(
+            "a Trainer folder has the optimizer's state: ", FORMAT, " hf writes weights alone"
+        )
     certificates = [path.with_name(f"{path.name}.{CERTIFICATE}")] if kind not in FOLDERS else []
     if certificate is not None:
         certificates = [certificate]
     check_replaceable(path, kind, overwrite=overwrite)
     for file in certificates:
         if file.exists() and not overwrite:
-            raise UsageError(f"{file} exists: give another --certificate, or --overwrite")
+            raise UsageError(f"{file} exists: give another name, or ", OVERWRITE)
     return PortTarget(path, kind, tuple(certificates), overwrite=overwrite, **settings)
 
 
 def _choose_format(path: Path, to: str | None) -> Format:
+    if to is not None and to not in FORMATS:
+        raise UsageError(FORMAT, f" must be one of {', '.join(FORMATS)}: got {to!r}")
     suffix = path.suffix.lower()
     if suffix in FOREIGN_SUFFIXES:
         raise UsageError(
@@ -107,7 +114,9 @@ def _choose_format(path: Path, to: str | None) -> Format:
     if to != "jax" and (to == "torch" or suffix in TORCH_SUFFIXES):
         return "torch"
     if suffix in TORCH_SUFFIXES:
-        raise UsageError(f"{path}: --to jax writes a folder or a .safetensors file; name one")
+        raise UsageError(
+            f"{path}: ", FORMAT, " jax writes a folder or a .safetensors file; name one"
+        )
     return "run"
 
 
@@ -120,7 +129,7 @@ def check_replaceable(path: Path, to: Format, *, overwrite: bool) -> None:
     if not os.path.lexists(path):
         return
     if not overwrite:
-        raise UsageError(f"{path} exists: give another name, or --overwrite")
+        raise UsageError(f"{path} exists: give another name, or ", OVERWRITE)
     is_folder = to in FOLDERS
     if path.is_dir() is not is_folder or path.is_symlink():
         raise UsageError(f"{path} is something else than would be written: give another name")
@@ -159,7 +168,7 @@ def plan_target(plan: Plan, target: PortTarget, recorded: Mapping[str, Any]) -> 
             ".safetensors or .pt file"
         )
     if target.format == "peft" and not has_adapters(plan):
-        raise UsageError("a PEFT folder holds adapters, and this model has none: --to hf")
+        raise UsageError("a PEFT folder holds adapters, and this model has none: ", FORMAT, " hf")
     source = plan.origin.dialect.name
     names = _choose_dialects(target, recorded.get("dialect") if source == "jaxformer" else source)
     keeps_adapters = not has_adapters(plan) or names[0] in WITH_ADAPTERS
@@ -182,8 +191,9 @@ def _choose_dialects(target: PortTarget, source: str | None) -> list[str]:
     if target.format == "run":
         if name not in (None, "jaxformer"):
             raise UsageError(
-                f"a run's folder has jaxformer's names, not those of {name}: leave out --as, or "
-                "name a .safetensors or .pt file"
+                f"a run's folder has jaxformer's names, not those of {name}: leave out ",
+                Setting("dialect", flag="as"),
+                ", or name a .safetensors or .pt file",
             )
         return ["jaxformer"]
     if target.format not in TRANSFORMERS_FORMATS:

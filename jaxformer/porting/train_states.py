@@ -86,8 +86,8 @@ def read_warm_start(
     tokenizer = checkpoint.tokenizer(size)
     if tokenizer is None:
         raise UsageError(
-            f"{path} does not say what its tokens are: name its meta.pkl or tokenizer.json with "
-            "--meta"
+            f"{path} does not say what its tokens are: name its meta.pkl or tokenizer.json with ",
+            Setting("meta"),
         )
     tensors = plan.tensors.items() if with_arrays else ()
     arrays: dict[str, Any] = {"parameters": {name: tensor.read() for name, tensor in tensors}}

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxformer.config import OptimizerConfig
 from jaxformer.config_tree import setting_types
-from jaxformer.errors import UsageError
+from jaxformer.errors import Setting, UsageError
 from jaxformer.training.config import TrainConfig, class_of
 
 NONE = "none"
@@ -43,9 +43,9 @@ def read_toml(path: Path, base: TrainConfig) -> TrainConfig:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from error
+        raise UsageError(Setting("config"), f" {path}: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"--config {path} is no TOML: {error}") from error
+        raise UsageError(Setting("config"), f" {path} is no TOML: {error}") from error
     settings = base.to_dict()
     model = values.get("model")
     cls = class_of(_flat(model)) if isinstance(model, Mapping) else type(base)
@@ -62,7 +62,7 @@ def read_toml(path: Path, base: TrainConfig) -> TrainConfig:
     try:
         return TrainConfig.from_dict(settings)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"--config {path}: {error}") from error
+        raise UsageError(Setting("config"), f" {path}: {error}") from error
 
 
 def _lines(settings: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.data.token_folders import TokenCorpus
-from jaxformer.errors import TextError, UsageError
+from jaxformer.errors import Setting, TextError, UsageError
 from jaxformer.packing import PackedRows
 from jaxformer.sampling import MixedRows, Rows
 from jaxformer.token_data import TokenWindows
@@ -63,7 +63,9 @@ def read_folders(
         TextError: a split is shorter than a window, or does not know its documents.
     """
     if config.tokenizer is not None:
-        raise UsageError(f"{name} holds tokens, and brings its tokenizer: leave out --tokenizer")
+        raise UsageError(
+            f"{name} holds tokens, and brings its tokenizer: leave out ", Setting("tokenizer")
+        )
     row = _row_kind([corpus for corpus, _ in parts], config)
     validation = tuple(_validation_set(corpus, share, row, config) for corpus, share in parts)
     first = parts[0][0].train
@@ -75,7 +77,7 @@ def read_folders(
     try:
         return Data(None, MixedRows(rows, [share for _, share in parts]), validation, row)
     except ValueError as error:
-        raise UsageError(f"--data {name}: {error}") from None
+        raise UsageError(Setting("data"), f" {name}: {error}") from None
 
 
 def _validation_set(
@@ -113,7 +115,8 @@ def _evaluated(corpus: TokenCorpus, config: TrainConfig) -> int:
             raise TextError(
                 f"the {name} split of {corpus.name} has {len(split):,} tokens, a window needs "
                 f"{config.window + 1:,}: give more text, a larger --val-fraction to jaxformer "
-                "tokenize, or a smaller --block-size"
+                "tokenize, or a smaller ",
+                Setting("block_size"),
             )
     count = len(corpus.validation)
     if config.eval_tokens is not None:
@@ -121,6 +124,8 @@ def _evaluated(corpus: TokenCorpus, config: TrainConfig) -> int:
     if count > max(config.resident_tokens, MOST_EVALUATED):
         raise UsageError(
             f"the validation split of {corpus.name} has {count:,} tokens, which take long to "
-            f"evaluate: say how many with --eval-tokens, at most {MOST_EVALUATED - 1:,}"
+            "evaluate: say how many with ",
+            Setting("eval_tokens"),
+            f", at most {MOST_EVALUATED - 1:,}",
         )
     return count

@@ -15,7 +15,7 @@ from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.data.corpora import Corpus
 from jaxformer.data.token_folders import TOKENIZER, TokenCorpus, TokenMixture, check_same_tokenizer
 from jaxformer.data.tokenizers import TokenNumbers, load_tokenizer
-from jaxformer.errors import TextError, UsageError
+from jaxformer.errors import Setting, TextError, UsageError
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
@@ -140,8 +140,10 @@ class Experiment:
         if start is not None and start.optimizer not in (None, config.optimizer.optimizer):
             raise UsageError(
                 f"{start.source} holds the state of {OPTIMIZERS[start.optimizer].title}: continue "
-                f"with --optimizer {start.optimizer}, or take its weights alone with "
-                "--fresh-optimizer"
+                "with ",
+                Setting("optimizer"),
+                f" {start.optimizer}, or take its weights alone with ",
+                Setting("fresh_optimizer"),
             )
         if not isinstance(corpus, Corpus):
             if start is not None:
@@ -152,7 +154,9 @@ class Experiment:
             size = corpus.vocab_size
             if isinstance(config, PairTrainConfig):
                 if start is None and tokenizer is None:
-                    raise UsageError("an encoder and decoder is trained further: give --init-from")
+                    raise UsageError(
+                        "an encoder and decoder is trained further: give ", Setting("init_from")
+                    )
                 config, start = _begin_targets(config, start, known)
                 last_ids = () if start is None else start.last_ids
                 config, data = read_pairs(corpus.name, corpus.parts, config, known, last_ids)
@@ -167,8 +171,9 @@ class Experiment:
                 )
             if config.packing:
                 raise UsageError(
-                    f"--packing needs a folder of tokens, which knows its documents, and "
-                    f"{corpus.name} is one text: make a folder with jaxformer tokenize"
+                    Setting("packing"),
+                    " needs a folder of tokens, which knows its documents, and "
+                    f"{corpus.name} is one text: make a folder with jaxformer tokenize",
                 )
             if tokenizer is None:
                 tokenizer, more = _choose_tokenizer(config, corpus, start)
@@ -275,8 +280,10 @@ def _choose_tokenizer(
     if start is not None:
         if config.tokenizer is not None:
             raise UsageError(
-                f"{start.source} has a tokenizer of its own: leave out --tokenizer, or give "
-                "another one with --meta"
+                f"{start.source} has a tokenizer of its own: leave out ",
+                Setting("tokenizer"),
+                ", or give another one with ",
+                Setting("meta"),
             )
         return start.tokenizer, {}
     named, file = (None, None) if config.tokenizer is None else load_tokenizer(config.tokenizer)
@@ -310,8 +317,9 @@ def _fit_vocabulary(config: TrainConfig, size: int, what: str) -> TrainConfig:
     vocab_size = config.model.vocab_size or size
     if vocab_size < size:
         raise UsageError(
-            f"--vocab-size {vocab_size} is less than the {what}: give a larger one, or, to resume, "
-            "the text that the run began with"
+            Setting("vocab_size"),
+            f" {vocab_size} is less than the {what}: give a larger one, or, to resume, "
+            "the text that the run began with",
         )
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
     return dataclasses.replace(config, model=model)

@@ -152,7 +152,8 @@ def _draw_adapters(start: WarmStart, config: TrainConfig, spec: StepSpec) -> War
     if start.step:
         raise UsageError(
             f"{start.source} holds an optimizer's state, which is not of new adapters: take its "
-            "weights alone with --fresh-optimizer"
+            "weights alone with ",
+            Setting("fresh_optimizer"),
         )
 
     planned = plan_parameters(config.model, config.seed)
@@ -193,8 +194,11 @@ def _load_warm_start(
     """The state that a model of another run gives, placed; moments are zero if it has none."""
     if start.step >= steps:
         raise UsageError(
-            f"{start.source} has {start.step} steps behind it: give more --steps, or "
-            "--fresh-optimizer to begin at step 0"
+            f"{start.source} has {start.step} steps behind it: give more ",
+            Setting("steps"),
+            ", or ",
+            Setting("fresh_optimizer"),
+            " to begin at step 0",
         )
     spec = strategy.spec
     shapes = state_shapes(spec.shapes, spec.optimizer)

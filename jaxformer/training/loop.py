@@ -232,7 +232,7 @@ class TrainingLoop:
                 raise
             self._save()
             self.folder.checkpoints.wait()
-            raise TextError(f"{error}; {self.folder.checkpoints.last_saved()}") from error
+            raise TextError(*error.args, f"; {self.folder.checkpoints.last_saved()}") from error
 
     def _record_steps(self, history: dict[str, np.ndarray], seconds: float) -> None:
         """Writes the numbers of each step of a call; ``seconds`` is what one of them took."""
@@ -330,4 +330,4 @@ class TrainingLoop:
         except ResourceError as error:
             # A save that is under way counts, if it succeeds.
             self.folder.checkpoints.settle()
-            raise ResourceError(f"{error}; {self.folder.checkpoints.last_saved()}") from error
+            raise ResourceError(*error.args, f"; {self.folder.checkpoints.last_saved()}") from error

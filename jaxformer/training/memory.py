@@ -5,7 +5,7 @@ integers, which no setting makes slow.
 """
 
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig, TransformerLMConfig
-from jaxformer.errors import UsageError
+from jaxformer.errors import Setting, UsageError
 from jaxformer.hardware.units import format_count, format_memory
 from jaxformer.training.config import TrainConfig
 
@@ -160,7 +160,9 @@ def check_memory(config: TrainConfig, devices: int, room: int | None) -> None:
         largest = ", ".join(words for name, words in parts.items() if least[name] > room / 100)
         raise UsageError(
             f"this needs more memory than there is: {largest}, of {format_memory(room)} on each of "
-            f"{devices} devices; use a smaller model, a smaller --batch-size, or more devices"
+            f"{devices} devices; use a smaller model, a smaller ",
+            Setting("batch_size"),
+            ", or more devices",
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxformer.data.token_folders import TokenCorpus
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
-from jaxformer.errors import TextError, UsageError
+from jaxformer.errors import Setting, TextError, UsageError
 from jaxformer.pairs import PairRows, Pairs
 from jaxformer.sampling import MixedRows
 from jaxformer.training.config import PairTrainConfig
@@ -34,7 +34,8 @@ def begin_targets(
     if not begin:
         raise UsageError(
             f"{source} does not say what its targets begin with (decoder_start_token_id in "
-            "config.json or generation_config.json): give the ids with --target-begin"
+            "config.json or generation_config.json): give the ids with ",
+            Setting("target_begin"),
         )
     before, _ = _around(tokenizer)
     if len(begin) > 1 or not before:
@@ -42,7 +43,8 @@ def begin_targets(
     if before != list(first_ids):
         raise UsageError(
             f"the tokenizer of {source} puts {before} before every text, such as its language, and "
-            "its files do not say what targets begin with: give the ids with --target-begin"
+            "its files do not say what targets begin with: give the ids with ",
+            Setting("target_begin"),
         )
     return (*begin, *before)
 
@@ -69,7 +71,9 @@ def read_pairs(
         UsageError: the validation split takes too long to evaluate.
     """
     if config.tokenizer is not None:
-        raise UsageError(f"{name} holds tokens, and brings its tokenizer: leave out --tokenizer")
+        raise UsageError(
+            f"{name} holds tokens, and brings its tokenizer: leave out ", Setting("tokenizer")
+        )
     before, after = _around(tokenizer)
     found = []
     for corpus, _ in parts:
@@ -104,7 +108,7 @@ def read_pairs(
     try:
         mixed = MixedRows(train, [share for _, share in parts])
     except ValueError as error:
-        raise UsageError(f"--data {name}: {error}") from None
+        raise UsageError(Setting("data"), f" {name}: {error}") from None
     return config, Data(None, mixed, validation, "pairs")
 
 
@@ -132,7 +136,9 @@ def _check_evaluated(corpus: TokenCorpus, config: PairTrainConfig) -> None:
     if count > MOST_EVALUATED:
         raise UsageError(
             f"the validation split of {corpus.name} has {count:,} tokens, which take long to "
-            f"evaluate: say how many with --eval-tokens, at most {MOST_EVALUATED:,}"
+            "evaluate: say how many with ",
+            Setting("eval_tokens"),
+            f", at most {MOST_EVALUATED:,}",
         )
 
 

@@ -60,7 +60,9 @@ def check_resumable(
         )
     if corpus is None:
         raise UsageError(
-            "this folder holds a ported model and no run: start one with --init-from, in another"
+            "this folder holds a ported model and no run: start one with ",
+            Setting("init_from"),
+            ", in another",
         )
     digest = corpus.get("sha256", "")
     if digest != corpus_sha256:

@@ -71,10 +71,15 @@ class RunFolder:
         lock = self._acquire() if (self.path / ".lock").exists() else None
         if self._held_a_run and not resume:
             raise UsageError(
-                f"{self.path} already holds a run: continue it with --resume, or give another --out"
+                f"{self.path} already holds a run: continue it with ",
+                Setting("resume"),
+                ", or give another ",
+                Setting("out"),
             )
         if resume and not self._held_a_run:
-            raise CheckpointError(f"{self.path} holds no run: start one without --resume")
+            raise CheckpointError(
+                f"{self.path} holds no run: start one without ", Setting("resume")
+            )
         resumed = resume and bool(self.checkpoints.steps())
         if resume and not resumed and self.checkpoints.others():
             raise CheckpointError(
@@ -95,7 +100,7 @@ class RunFolder:
             holder = lock.read().strip() or "another process"
             lock.close()
             raise DirectoryInUseError(
-                f"{self.path} is in use by {holder}: wait for it, or give another --out"
+                f"{self.path} is in use by {holder}: wait for it, or give another ", Setting("out")
             ) from None
         except OSError as error:
             raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
@@ -228,7 +233,7 @@ def stored_config(path: Path) -> TrainConfig:
         CheckpointError: there is no run, or its settings cannot be read.
     """
     if not holds_run(path):
-        raise CheckpointError(f"{path} holds no run: start one without --resume")
+        raise CheckpointError(f"{path} holds no run: start one without ", Setting("resume"))
     file = Path(path) / "config.json"
     try:
         return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.checkpoints import DTYPES, Arrays, Manifest, describe_array, flatten, unflatten
 from jaxformer.config import OptimizerConfig
-from jaxformer.errors import CheckpointError, mismatches
+from jaxformer.errors import CheckpointError, Setting, mismatches
 from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
 
@@ -120,8 +120,11 @@ def check_arrays(arrays: Arrays, shapes: Arrays, *, cast: bool = False) -> None:
     }
     wrong = problems(cast_found if cast else found)
     if wrong:
-        hint = "" if problems(cast_found) else "; --cast changes dtypes on purpose"
-        raise CheckpointError(f"the checkpoint does not fit its model: {'; '.join(wrong)}{hint}")
+        hint = ("; ", Setting("cast"), " changes dtypes on purpose")
+        raise CheckpointError(
+            f"the checkpoint does not fit its model: {'; '.join(wrong)}",
+            *(() if problems(cast_found) else hint),
+        )
 
 
 def check_manifest(manifest: Manifest, shapes: Arrays, *, cast: bool) -> None:

@@ -295,7 +295,7 @@ def test_a_rate_of_dropout_is_below_one(rate):
         (lambda: jf.from_torch(None), r"arrays by name \(a state dict\): got NoneType$"),
         (lambda: jf.from_torch("gpt2"), "got str: jaxformer.load reads files"),
         (lambda: jf.to_torch(None), "give an NNX module of jaxformer: got NoneType"),
-        (lambda: jf.load(None), "give the path of a file or a folder: got NoneType"),
+        (lambda: jf.load(None), "path must be the path of a file or a folder: got NoneType"),
     ],
 )
 def test_what_is_no_model_is_rejected(call, message):

@@ -273,7 +273,7 @@ def test_every_inspection_is_covered():
     [
         (["attention", "--layer", "2"], 2, ["--layer must be in [0, 2): got 2"]),
         (["attention", "--head", "-1"], 2, []),
-        (["attention", "--head", "2"], 2, ["--head must be in [0, 2): got 2"]),
+        (["attention", "--head", "2"], 2, ["--head must be in [0, 2), mean or all: got 2"]),
         (["attention", "--head", "some"], 2, ["--head"]),
         (["attention", "--text", ""], 2, ["--text must not be empty"]),
         (["attention", "--text", "the cat sat on"], 2, ["1 to 8 tokens", "got 14"]),

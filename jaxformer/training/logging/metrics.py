@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from jaxformer.errors import ResourceError, UsageError
+from jaxformer.errors import ResourceError, Setting, UsageError
 from jaxformer.hardware.invocation import install
 from jaxformer.storage.durable_files import atomic_write_text
 
@@ -18,14 +18,17 @@ TRACKER_MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "
 
 
 def check_trackers(trackers: Sequence[Tracker]) -> None:
-    """Checks that the packages of the services are installed.
+    """Checks that the services are known, and that their packages are installed.
 
     Raises:
         UsageError: one is not.
     """
+    setting = Setting("trackers", flag="tracker")
     for name in trackers:
+        if name not in TRACKER_MODULES:
+            raise UsageError(setting, f" must be of {', '.join(TRACKER_MODULES)}: got {name!r}")
         if importlib.util.find_spec(TRACKER_MODULES[name]) is None:
-            raise UsageError(f"--tracker {name} needs a package: {install(name)}")
+            raise UsageError(setting, f" {name} needs a package: {install(name)}")
 
 
 class Sink(Protocol):

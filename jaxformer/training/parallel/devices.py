@@ -5,7 +5,7 @@ import os
 
 import jax
 
-from jaxformer.errors import DeviceError
+from jaxformer.errors import DeviceError, Setting
 from jaxformer.training.config import TrainConfig
 
 # In d_model. At 128 two CPU devices make a step 1.1 times as fast as one that shares each product
@@ -34,10 +34,11 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
     here = len(jax.local_devices())
     if count is not None and count > here:
         if jax.default_backend() != "cpu" or is_set or count <= cores:
-            raise DeviceError(f"--devices {count}: this process has {here}")
+            raise DeviceError(Setting("devices"), f" {count}: this process has {here}")
         raise DeviceError(
-            f"--devices {count}: a CPU has as many devices as cores, here {cores}; XLA_FLAGS="
-            f"--xla_force_host_platform_device_count={count} makes as many as are wanted"
+            Setting("devices"),
+            f" {count}: a CPU has as many devices as cores, here {cores}; XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={count} makes as many as are wanted",
         )
     return [
         device
@@ -66,8 +67,10 @@ def check_devices(config: TrainConfig, count: int) -> None:
     parts = config.accumulation * (count if config.strategy == "pmap" else 1)
     if config.optimizer.noise_scale and parts == 1:
         raise DeviceError(
-            "--noise-scale compares a step's gradient with those of its parts: give --accumulation "
-            "2 or more, or more devices to the strategy pmap"
+            Setting("noise_scale"),
+            " compares a step's gradient with those of its parts: give ",
+            Setting("accumulation"),
+            " 2 or more, or more devices to the strategy pmap",
         )
 
 
@@ -90,8 +93,10 @@ def check_batch_size(batch_size: int, accumulation: int, devices: int, tensor: i
         choices = [str(size) for size in (below, below + unit) if size]
         what = f"{devices} devices" if tensor == 1 else f"{shards} times {tensor} devices"
         raise DeviceError(
-            f"--batch-size {batch_size} does not divide over {what} and "
-            f"{accumulation} micro-batches: use {' or '.join(choices)}, or --devices"
+            Setting("batch_size"),
+            f" {batch_size} does not divide over {what} and "
+            f"{accumulation} micro-batches: use {' or '.join(choices)}, or ",
+            Setting("devices"),
         )
 
 
@@ -105,17 +110,26 @@ def check_mesh(devices: int, fsdp: int, tensor: int, expert: int = 1) -> None:
         return
     if expert > 1:
         raise DeviceError(
-            f"--fsdp {fsdp} times --expert {expert} times --tensor {tensor} does not divide "
-            f"{devices} devices: use as many as a multiple of {fsdp * expert * tensor}"
+            Setting("fsdp"),
+            f" {fsdp} times ",
+            Setting("expert"),
+            f" {expert} times ",
+            Setting("tensor"),
+            f" {tensor} does not divide "
+            f"{devices} devices: use as many as a multiple of {fsdp * expert * tensor}",
         )
     if devices % tensor == 0:
         most = devices // tensor
         choices = [str(n) for n in range(1, most + 1) if most % n == 0]
-        hint = f"use --fsdp {' or '.join(choices)}"
+        fitting = Setting("fsdp")
     else:
         choices = [str(n) for n in range(1, devices + 1) if devices % n == 0]
-        hint = f"use --tensor {' or '.join(choices)}"
+        fitting = Setting("tensor")
     raise DeviceError(
-        f"--fsdp {fsdp} times --tensor {tensor} does not divide {devices} devices: {hint}, "
-        f"or as many devices as a multiple of {fsdp * tensor}"
+        Setting("fsdp"),
+        f" {fsdp} times ",
+        Setting("tensor"),
+        f" {tensor} does not divide {devices} devices: use ",
+        fitting,
+        f" {' or '.join(choices)}, or as many devices as a multiple of {fsdp * tensor}",
     )
