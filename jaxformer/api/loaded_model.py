@@ -1,5 +1,6 @@
 """``LoadedModel``: a module with its tokenizer, and the checkpoint that both came from."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from jaxformer.parameters import get_parameters
 from jaxformer.porting.api import build
 from jaxformer.porting.arguments import wrong_kind
 from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32
+from jaxformer.porting.generation_settings import describe_unfollowed
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.transformer_lm import TransformerLM
@@ -66,6 +68,9 @@ class LoadedModel:
         holds_float64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
         model = cls(build(plan if holds_float64 else in_float32(plan)))
         model._source, model._origin = checkpoint, checkpoint.origin_of(plan)
+        if isinstance(model.module, TransformerLM | EncoderDecoder):
+            for line in describe_unfollowed(checkpoint):
+                warnings.warn(line, stacklevel=3)
         return model
 
     @property

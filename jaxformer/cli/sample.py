@@ -37,6 +37,7 @@ def run(arguments: Sequence[str]) -> None:
     from jaxformer.data.text_generation import encode_chat, encode_prompt, encode_source
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.porting.checkpoint import open_checkpoint, plan_text_model
+    from jaxformer.porting.generation_settings import describe_unfollowed
 
     use_compilation_cache(options.compilation_cache)
     checkpoint = open_checkpoint(
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str]) -> None:
         ignore=options.ignore,
         force=options.force,
     )
-    for warning in checkpoint.raw.warnings:
+    for warning in (*checkpoint.raw.warnings, *describe_unfollowed(checkpoint)):
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
     plan = plan_text_model(checkpoint)
     config = plan.module.config

@@ -8,6 +8,7 @@ array. PyTorch need not be installed to port files.
 - ``api``: ``from_torch`` and ``to_torch``, for modules in memory.
 - ``arguments``: checks of what a program gives to public functions.
 - ``checkpoint``: ``open_checkpoint`` and ``load_model``, for files and folders of any format.
+- ``generation_settings``: what a folder says of writing text and nobody follows here.
 - ``train_states``: training that starts from a checkpoint or changes the framework in mid-run.
 - ``data``: what a run trains on by its name; nanoGPT's pickle is read here.
 - ``port``: plans and writes a port; ``source_checks`` looks at what lies beside the weights,

@@ -19,6 +19,7 @@ from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
+from jaxformer.porting.mapping.casts import check_computes
 from jaxformer.porting.mapping.plans import Origin, Plan, plan_export, plan_import
 from jaxformer.porting.mapping.wrapped_names import WRAPPERS
 
@@ -103,8 +104,9 @@ def build(plan: Plan, *, training: bool = False) -> Any:
     """Reads the weights of an import, and returns the module with them.
 
     Raises:
-        UsageError: the weights are float64 and JAX is not set to hold float64.
+        UsageError: the weights are float64 and JAX is not set to hold float64, or they are float8.
     """
+    check_computes(plan.tensors)
     definition, rest = nnx.split(plan.module)
     del rest
     arrays = {name: _on_device(name, tensor) for name, tensor in plan.tensors.items()}

@@ -14,7 +14,7 @@ from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.porting.certificate import file_record, make_certificate
 from jaxformer.porting.checkpoint import Checkpoint
-from jaxformer.porting.mapping.casts import DTYPES, cast
+from jaxformer.porting.mapping.casts import DTYPES, cast, check_computes
 from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM, OptimizerState
 from jaxformer.porting.mapping.plans import Plan, plan_export
 from jaxformer.porting.parameter_order import parameter_order
@@ -84,7 +84,8 @@ def plan_port(checkpoint: Checkpoint, target: PortTarget, ignore: Sequence[str] 
 
     Raises:
         UsageError: the source's dialect is unknown, or the target's cannot hold the model; or it
-            has no optimizer's state, without which the Trainer does not go on.
+            has no optimizer's state, without which the Trainer does not go on; or a run would get
+            weights in which no model computes.
         CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
     """
     imported = checkpoint.plan(ignore)
@@ -92,6 +93,8 @@ def plan_port(checkpoint: Checkpoint, target: PortTarget, ignore: Sequence[str] 
     if target.dtype is not None:
         tensors, rounding = cast(imported.tensors, DTYPES[target.dtype])
         plan = dataclasses.replace(imported, tensors=tensors)
+    elif target.format == "run":
+        check_computes(imported.tensors)
     recorded = checkpoint.raw.record.get("origin") or {}
     exported = plan_target(plan, target, recorded)
     optimizer, reason = _plan_optimizer(checkpoint, imported, exported, target)

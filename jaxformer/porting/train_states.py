@@ -19,6 +19,7 @@ from jaxformer.porting.api import build, export_plan, import_plan
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.casts import check_computes
 from jaxformer.porting.mapping.optimizer_state import (
     OptimizerState,
     UnknownStepsError,
@@ -89,6 +90,7 @@ def read_warm_start(
             f"{path} does not say what its tokens are: name its meta.pkl or tokenizer.json with ",
             Setting("meta"),
         )
+    check_computes(plan.tensors)
     tensors = plan.tensors.items() if with_arrays else ()
     arrays: dict[str, Any] = {"parameters": {name: tensor.read() for name, tensor in tensors}}
     optimizer = None if fresh else checkpoint.optimizer_state(plan)

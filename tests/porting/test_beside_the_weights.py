@@ -1,9 +1,13 @@
-"""What lies beside the weights: optimizers under other keys, ids of special tokens, buffers."""
+"""What lies beside the weights: optimizers under other keys, ids of special tokens, buffers.
+
+Also the dtypes of both."""
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -11,15 +15,20 @@ from transformers import (
     LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
+from jaxformer import load
 from jaxformer.cli.main import main
 from jaxformer.config import OptimizerConfig
+from jaxformer.errors import UsageError
 from jaxformer.inspection.checkpoint_tree import describe
 from jaxformer.parameters import get_parameters
 from jaxformer.porting import from_torch, train_state_from_torch, train_state_to_torch
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.training.state_arrays import moments_of
+from tests.support.tiers import full_after
 from tests.support.trainers import are_equal, moments_by_name
 
 IDS = {"bos_token_id": 5, "eos_token_id": 6, "pad_token_id": 7}
@@ -154,6 +163,43 @@ def test_a_buffer_that_is_a_parameter_here_has_no_moments_there():
         }
     )
     optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", full_after(1, [torch.bfloat16, torch.float32, torch.float16]))
+def test_a_computed_table_has_the_dtype_of_the_weights(dtype, tmp_path):
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=11, d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8,
+        decoder_ffn_dim=8, encoder_attention_heads=2, decoder_attention_heads=2, num_mel_bins=4,
+        max_source_positions=10, max_target_positions=6, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).to(dtype)
+    model.save_pretrained(tmp_path / "hf")
+    assert main(["port", str(tmp_path / "hf"), str(tmp_path / "run")]) == 0
+    assert main(["port", str(tmp_path / "run"), str(tmp_path / "back"), "--to", "hf"]) == 0
+    table = load_file(tmp_path / "back" / "model.safetensors")[
+        "model.encoder.embed_positions.weight"
+    ]
+    assert table.dtype == dtype
+    wanted = model.model.encoder.embed_positions.weight
+    torch.testing.assert_close(table, wanted.detach(), rtol=0, atol=torch.finfo(dtype).eps)
+
+
+def test_weights_in_which_nothing_is_computed_are_rejected(tmp_path, capsys, refuse):
+    llama().to(torch.float8_e4m3fn).save_pretrained(tmp_path / "hf")
+    words = "is float8_e4m3fn", "jaxformer port --dtype float32"
+    with pytest.raises(UsageError, match="float8_e4m3fn"):
+        load(tmp_path / "hf")
+    capsys.readouterr()
+    refuse(["port", tmp_path / "hf", tmp_path / "run"], 2, *words)
+    refuse(["sample", tmp_path / "hf", "--prompt-ids", "3,4"], 2, *words)
+    assert main(["port", str(tmp_path / "hf"), str(tmp_path / "back"), "--to", "hf"]) == 0
+    wide = ["port", str(tmp_path / "hf"), str(tmp_path / "run"), "--dtype", "float32"]
+    assert main(wide) == 0
+    found = get_parameters(load(tmp_path / "run").module)["token_embedding.embedding"]
+    stored = load_file(tmp_path / "back" / "model.safetensors")["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(found, stored.float().numpy())
 
 
 def test_a_head_in_the_memory_of_the_table_is_tied():

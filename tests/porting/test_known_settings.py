@@ -108,6 +108,7 @@ def test_a_model_type_that_is_not_known_says_what_is_nearest_and_what_is_missing
         ("opt", {"layerdrop": 0.1}, "layerdrop must be 0.0: got 0.1"),
         ("gpt2", {"hidden_size": 25}, "n_embd and hidden_size must be the same: got [24, 25]"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "layer_types must be"),
+        ("qwen2", {"layer_types": ["full_attention"] * 9}, "layer_types must have 2 entries: got"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}}, "mrope_section="),
         # transformers 4 puts the ratio of the lengths, 5, in place of this factor; 5 does not.
         ("llama", {"rope_scaling": {**LONG, "factor": 4.5}, "original_max_position_embeddings": 64},

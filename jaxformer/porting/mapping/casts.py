@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxformer.checkpoints import round_to, rounding_error
+from jaxformer.errors import UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
 
 DTYPES = {
@@ -15,6 +16,21 @@ DTYPES = {
     "float16": np.dtype(np.float16),
     "float64": np.dtype(np.float64),
 }
+
+
+def check_computes(tensors: Mapping[str, StoredTensor]) -> None:
+    """Checks that a model computes in the dtypes of these weights.
+
+    Raises:
+        UsageError: some are of a narrower dtype, such as float8.
+    """
+    known = DTYPES.values()
+    name = next((name for name, tensor in tensors.items() if tensor.dtype not in known), None)
+    if name is not None:
+        raise UsageError(
+            f"unsupported: {name} is {tensors[name].dtype.name}, in which no model computes here: "
+            "write it in another dtype with jaxformer port --dtype float32, and use that"
+        )
 
 
 def cast(

@@ -211,7 +211,9 @@ def _check_the_rest(
     Raises:
         CheckpointError: some do not agree; all are listed.
     """
+    links = list(links)
     names = {name for each in links for name in each.source}
+    dtype = _common_dtype(links, tensors)
     problems = []
     for alias, name in module_mapping.aliases.items():
         tied = alias in tensors and name in tensors and alias not in names
@@ -228,7 +230,10 @@ def _check_the_rest(
         difference = buffer.differs(stored, target)
         if difference is not None:
             problems.append(f"the buffer {name} {difference}")
-        elif not (buffer.written and _holds(buffer.values(target, stored.shape), stored)):
+            continue
+        expected = buffer.values(target, stored.shape)
+        is_known = _holds(expected, stored) and _holds(_in_dtype(expected, dtype), stored)
+        if not (buffer.written and is_known):
             key = (stored.shape, stored.dtype, digest(stored))
             kept[name] = shared.setdefault(key, stored)
     if problems:
@@ -244,6 +249,7 @@ def _export(
     origin: Origin,
 ) -> Plan:
     written = export_tensors(links, tensors)
+    dtype = _common_dtype(links, written)
     for alias, name in module_mapping.aliases.items():
         if alias not in written and name in written:
             shared = ("tied", name)
@@ -252,13 +258,26 @@ def _export(
     for buffer in module_mapping.buffers:
         for name in _buffer_names(buffer, list(written)) if buffer.written else ():
             values = origin.buffers.get(name)
-            values = buffer.values(module, None) if values is None else values
+            values = _in_dtype(buffer.values(module, None), dtype) if values is None else values
             if values is not None:
                 written[name] = StoredTensor.of(values)
     for name in origin.buffers.keys() - written.keys():
         written[name] = StoredTensor.of(origin.buffers[name])
     origin = dataclasses.replace(origin, kind=origin.kind or module_mapping.source[0])
     return Plan(module, links, written, origin, module_mapping)
+
+
+def _common_dtype(links: Iterable[Link], tensors: Tensors) -> np.dtype | None:
+    """Returns the dtype that all parameters of the source have, or None if they have several."""
+    dtypes = {tensors[name].dtype for each in links for name in each.source}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _in_dtype(values: np.ndarray | None, dtype: np.dtype | None) -> np.ndarray | None:
+    """Returns a computed buffer as a module of this dtype holds it: a table of floats has it."""
+    if values is None or dtype is None or values.dtype.kind in "biu":
+        return values
+    return values.astype(dtype, copy=False)
 
 
 def _differences(

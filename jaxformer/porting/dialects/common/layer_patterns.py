@@ -80,7 +80,7 @@ class SlidingWindow(Row):
         if types is not None and set(types) - {"full_attention", "sliding_attention"}:
             raise unsupported("layer_types", "be full_attention or sliding_attention", types)
         if types is not None and len(types) != values["num_layers"]:
-            raise unsupported("layer_types", f"be {values['num_layers']}", types)
+            raise unsupported("layer_types", f"have {values['num_layers']} entries", types)
         if window is None:
             return {}
         if types is None:
