@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from jaxformer.cli.arguments import Switch, parse
-from jaxformer.cli.verify_code import exit_code
-from jaxformer.errors import JaxformerError, ResourceError, UsageError
+from jaxformer.cli.verify_outputs import (
+    check_files,
+    check_names,
+    check_parent,
+    exit_code,
+    print_files,
+    print_worst,
+    write_files,
+)
+from jaxformer.errors import JaxformerError, UsageError
 
 if TYPE_CHECKING:
     from jaxformer.parity.report.report import Report
@@ -28,8 +36,6 @@ ONLY_IN: dict[str, tuple[Mode, ...]] = {
     "state": ("forward", "grad"),
     "batch": ("forward", "grad", "train"),
 }
-# How many of the things that got worse are listed.
-MAX_WORSE = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +119,7 @@ class VerifyOptions:
                 raise ValueError(
                     f"--{name} is for --mode {' and '.join(modes)}: got --mode {self.mode}"
                 )
-        written = [path.absolute() for path in (self.html, self.json) if path is not None]
-        if len(set(written)) < len(written):
-            raise ValueError(f"--html and --json name the same file: {written[0]}")
+        check_names(self.html, self.json)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -145,7 +149,8 @@ def run(arguments: Sequence[str]) -> int:
     require_torch()
     use_compilation_cache(options.compilation_cache)
     before = None if options.against is None else load_report(options.against)
-    _check_outputs(options)
+    check_files(options.html, options.json)
+    _check_repro(options.repro)
 
     import jax
 
@@ -161,29 +166,25 @@ def run(arguments: Sequence[str]) -> int:
         repro = _write_repro(session, report, options.repro)
     worse = [] if before is None else compare_reports(report, before)
     try:
-        _write_files(report, options)
+        write_files(report, options.html, options.json)
     finally:
         # A full disk is no reason to lose what was found.
         _print(report, worse, repro, options)
-    return 1 if worse else exit_code(report)
+    return exit_code(report, worse)
 
 
-def _check_outputs(options: VerifyOptions) -> None:
-    """Rejects, before anything is computed, outputs that could not be written at the end.
+def _check_repro(folder: Path | None) -> None:
+    """Rejects, before anything is computed, a folder that could not be written at the end.
 
     Raises:
-        UsageError: the repro's folder is in use.
-        ResourceError: the folder of a file is missing.
+        UsageError: it is in use.
+        ResourceError: the folder that it would be in is missing.
     """
-    for path in (options.html, options.json, options.repro):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ResourceError(f"{path}: the folder {path.parent} does not exist; make it first")
-    for path in (options.html, options.json):
-        if path is not None and path.is_dir():
-            raise UsageError(f"{path} is a folder: name a file in it")
-    repro = options.repro
-    if repro is not None and (repro.is_file() or (repro.is_dir() and any(repro.iterdir()))):
-        raise UsageError(f"--repro {repro} exists: give the name of a new folder")
+    if folder is None:
+        return
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UsageError(f"--repro {folder} exists: give the name of a new folder")
+    check_parent(folder)
 
 
 @contextlib.contextmanager
@@ -260,23 +261,12 @@ def _write_repro(session: "ParitySession", report: "Report", folder: Path | None
     return str(folder)
 
 
-def _write_files(report: "Report", options: VerifyOptions) -> None:
-    from jaxformer.parity.report.files import save_json
-    from jaxformer.parity.report.html.writer import write_html
-
-    if options.json is not None:
-        save_json(report, options.json)
-    if options.html is not None:
-        write_html(report, options.html)
-
-
 def _print(report: "Report", worse: Sequence[str], repro: str, options: VerifyOptions) -> None:
     """Prints the report; its last line is the verdict, or what got worse if all is equal."""
     from rich.markup import escape
 
     from jaxformer.hardware.screen import Screen
     from jaxformer.parity.report.terminal import print_report
-    from jaxformer.parity.report.text import one_line
 
     console = Screen(highlight=False, soft_wrap=True)
     for letter, side in (("A", "reference"), ("B", "candidate")):
@@ -284,18 +274,10 @@ def _print(report: "Report", worse: Sequence[str], repro: str, options: VerifyOp
     inputs = f"{report.about['data']}; {report.about['inputs']}"
     console.print(f"[dim]inputs      [/]  {escape(inputs)}")
     console.print(f"[dim]compared    [/]  {escape(str(report.about['compared']))}")
-    for what, where in (("json", options.json), ("html", options.html), ("repro", repro)):
-        if where:
-            console.print(f"[dim]{what:<12}[/]  {escape(str(where))}")
-    lines = [one_line(line) for line in worse]
+    files = {"json": options.json, "html": options.html, "repro": repro}
     is_bug = report.verdict == "bug"
-    if options.against is not None:
-        count = f"{len(lines)} things got worse" if lines else "nothing got worse"
-        console.print(f"[dim]against     [/]  {escape(str(options.against))}: {count}")
-        # The last line is the bug's; without a bug it is the first of these.
-        for line in lines[0 if is_bug else 1 :][:MAX_WORSE]:
-            console.print(escape(f"  {line}"), style="red")
+    print_files(console, files, options.against, worse, is_bug)
     console.print()
     print_report(report, console)
-    if lines and not is_bug:
-        console.print(escape(f"worse than {options.against}: {lines[0]}"), style="bold red")
+    if worse and not is_bug:
+        print_worst(console, options.against, worse)

@@ -9,16 +9,18 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxformer.cli.arguments import Switch, parse
+from jaxformer.cli.verify_outputs import (
+    check_files,
+    check_names,
+    exit_code,
+    print_files,
+    print_worst,
+    write_files,
+)
 from jaxformer.errors import JaxformerError, TextError, UsageError, is_out_of_memory
-
-if TYPE_CHECKING:
-    from jaxformer.parity.report.report import Report
-
-# A part of the candidate was not compared, and no bug was found in the rest.
-INCOMPLETE = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +42,21 @@ class VerifyCodeOptions:
     """An .npz file with the inputs: in order if they are named arr_0, arr_1 …, else by name."""
     jax_inputs: Path | None = None
     """An .npz file with the inputs of the candidate, if they are others."""
+    html: Path | None = None
+    """Write the report to this file as a page for a browser."""
     json: Path | None = None
     """Write the report to this file as JSON."""
+    against: Path | None = None
+    """An earlier report (of --json); whatever got worse since then is an error too."""
     no_backward: Switch = False
     """Compare the results alone, not the gradients."""
     compilation_cache: bool = True
     """Keep compiled programs in the user's cache folder, and use those that are there."""
     debug: Switch = False
     """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        check_names(self.html, self.json)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -57,21 +66,29 @@ def run(arguments: Sequence[str]) -> int:
         arguments: of the command line.
 
     Returns:
-        The exit code: 0 if the two are equal up to rounding, 1 if there is a bug, 11 if a part was
-        not compared.
+        The exit code: 0 if the two are equal up to rounding, 1 if there is a bug, or if something
+        got worse since an earlier report, 11 if a part was not compared.
 
     Raises:
         UsageError: a function does not exist or raises, what it returns is no model, or a model
             fails on the inputs.
         TextError: an input file cannot be read.
+        CheckpointError: the earlier report cannot be read.
         ResourceError: the report cannot be written.
     """
     options: VerifyCodeOptions = parse(VerifyCodeOptions, "jaxformer verify", arguments)
+    check_files(options.html, options.json)
     inputs = _read_inputs(options.inputs)
 
+    from rich.console import Console
+
     from jaxformer.hardware.compilation_cache import use_compilation_cache
+    from jaxformer.parity.comparison.operators import compare_operators
+    from jaxformer.parity.report.files import load_report
+    from jaxformer.parity.report.regressions import compare_reports
 
     use_compilation_cache(options.compilation_cache)
+    before = None if options.against is None else load_report(options.against)
     jax_inputs = None if options.jax_inputs is None else _read_inputs(options.jax_inputs)
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -81,21 +98,22 @@ def run(arguments: Sequence[str]) -> int:
         sys.path.pop(0)
     _check_inputs(reference.forward, inputs, options.inputs)
 
-    from jaxformer.parity.comparison.operators import compare_operators
-    from jaxformer.parity.report.files import save_json
-
     report = compare_operators(
         reference, candidate, inputs, jax_inputs, backward=not options.no_backward
     )
-    print(report)
-    if options.json is not None:
-        save_json(report, options.json)
-    return exit_code(report)
-
-
-def exit_code(report: "Report") -> int:
-    """Returns the exit code that a report's verdict gives a command."""
-    return {"bug": 1, "incomplete": INCOMPLETE}.get(report.verdict, 0)
+    worse = [] if before is None else compare_reports(report, before)
+    is_bug = report.verdict == "bug"
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        write_files(report, options.html, options.json)
+    finally:
+        # A full disk is no reason to lose what was found.
+        files = {"json": options.json, "html": options.html}
+        print_files(console, files, options.against, worse, is_bug)
+        print(report)
+        if worse and not is_bug:
+            print_worst(console, options.against, worse)
+    return exit_code(report, worse)
 
 
 def _make_reference(name: str) -> Any:

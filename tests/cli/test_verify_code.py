@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -89,8 +90,6 @@ def verify(jax="port", torch="reference", inputs="inputs.npz", *more):
 
 
 def test_the_exit_code_says_what_was_found(folder, capsys):
-    import jax
-
     with jax.numpy_rank_promotion("allow"):
         assert verify() == 0
         assert "equal (rounding)" in capsys.readouterr().out
@@ -102,6 +101,28 @@ def test_the_exit_code_says_what_was_found(folder, capsys):
     report = json.loads((folder / "report.json").read_text())
     assert report["verdict"] == "bug"
     assert "made_models.py:" in report["root_causes"][0]["jax_source"]
+
+
+def test_a_page_and_what_got_worse(folder, capsys):
+    with jax.numpy_rank_promotion("allow"):
+        assert verify("port", "reference", "inputs.npz", "--json", "before.json") == 0
+        options = ("--html", "page.html", "--against", "before.json")
+        assert verify("wrong", "reference", "inputs.npz", *options) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "html          page.html" in lines
+    assert any(line.startswith("against       before.json: ") for line in lines)
+    assert "  0: bug, it was exact: the number 2 in mul must be 1" in "\n".join(lines)
+    assert lines[-1].startswith("bug: ")
+    page = (folder / "page.html").read_text()
+    assert "the number 2 in mul must be 1" in page
+    assert "made_models.py:" in page
+
+
+def test_a_page_that_cannot_be_written(folder, capsys):
+    assert verify("port", "reference", "inputs.npz", "--html", "no/page.html") == 7
+    assert "the folder no does not exist" in capsys.readouterr().err
+    assert verify("port", "reference", "inputs.npz", "--html", "x", "--json", "x") == 2
+    assert "--html and --json name the same file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

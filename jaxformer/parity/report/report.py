@@ -41,8 +41,8 @@ FORMAT_1_OUTPUT = re.compile(r"^what (.*) gave$")
 NAMED_BY_USER = ("parameters", "backward")
 # Fields of a report that older ones have not.
 SENTENCES = ("weights", "tables", "casts", "incomplete")
-# What ``print`` shows: two screens.
-MOST_LINES = 96
+# What ``print`` shows: two screens of 25 lines.
+MOST_LINES = 50
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -52,6 +52,8 @@ FULL_WIDTH, TABLE_WIDTH = 60, 72
 MIN_NAME_WIDTH, MIN_EFFECT_WIDTH = 14, 24
 # Root causes and sentences that are shown with all that is known of them.
 MOST_LISTED = 8
+# How much of a text the tree may have at least.
+TREE_SHARE = 0.4
 # Between the columns of a table.
 GAP = 2
 # Of a report that is no terminal's.
@@ -86,7 +88,10 @@ def print_report(report: "Report", console: Console) -> None:
 
 
 def as_text(report: "Report", most_lines: int) -> str:
-    """Returns what ``print_report`` prints, without colours; of a long tree only the beginning.
+    """Returns what ``print_report`` prints, without colours, and short enough to be read at once.
+
+    Of a long tree only the beginning is there. Of each list, such as that of root causes, there are
+    the first ones, as many as leave room for the tree.
 
     Args:
         report: the report.
@@ -102,18 +107,28 @@ def as_text(report: "Report", most_lines: int) -> str:
             section(printer)
         return stream.getvalue().splitlines()
 
+    def lists_of(most: int) -> list[str]:
+        return lines_of(
+            _Printer.settings,
+            _Printer.steps,
+            lambda printer: printer.causes(most),
+            lambda printer: printer.sentences(most),
+            lambda printer: printer.verdict(most),
+        )
+
     def cut(lines: list[str], most: int, unit: str) -> list[str]:
         if len(lines) <= most:
             return lines
         return [*lines[: most - 1], f"… and {len(lines) - most + 1} more {unit}; to_json has all"]
 
-    end = lines_of(
-        _Printer.settings, _Printer.steps, _Printer.causes, _Printer.sentences, _Printer.verdict
-    )
-    # The last line is the verdict.
-    end = [*cut(end[:-1], most_lines // 2 - 1, "lines"), end[-1]]
     begin = [title(report), *lines_of(_Printer.coverage)]
-    tree = cut(lines_of(_Printer.tree), most_lines - len(begin) - len(end), "modules")
+    tree = lines_of(_Printer.tree)
+    room = most_lines - len(begin) - min(len(tree), int(TREE_SHARE * most_lines))
+    lists = (lists_of(most) for most in range(MOST_LISTED, 0, -1))
+    end = next((lines for lines in lists if len(lines) <= room), lists_of(1))
+    # The last line is the verdict.
+    end = [*cut(end[:-1], room - 1, "lines"), end[-1]]
+    tree = cut(tree, most_lines - len(begin) - len(end), "lines of modules")
     return "\n".join([*begin, *tree, *end])
 
 
@@ -214,32 +229,36 @@ class _Printer:
         styles = ["bold red" if step is not None and step is divergence else "" for step in steps]
         self._table([unit, "candidate", "reference", "error", ""], rows, styles, "right")
 
-    def causes(self) -> None:
-        """Prints the root causes whose lines of code are known."""
+    def causes(self, most: int = MOST_LISTED) -> None:
+        """Prints the first root causes whose lines of code are known; severe ones come first."""
         found = [cause for cause in self.report.root_causes if has_lines(cause)]
-        for number, cause in enumerate(found[:MOST_LISTED], 1):
+        for number, cause in enumerate(found[:most], 1):
             self.line()
             text = cause.diagnosis or cause.message
             self._paragraph(f"{number}. {text} (in {place(cause)})", "", "bold")
             self._paragraph(cause_facts(cause), "   ")
             for side, where in cause_lines(cause):
                 self.line((f"   {side}  {one_line(where)}", "dim"))
-        if len(found) > MOST_LISTED:
+        if len(found) > most:
             self.line()
-            self.line((f"and {len(found) - MOST_LISTED} smaller ones", ""))
+            self.line((f"and {len(found) - most} more, which root_causes of the report has", ""))
 
-    def sentences(self) -> None:
-        """Prints what is said of parameters, tables, and of what was not compared."""
+    def sentences(self, most: int = MOST_LISTED) -> None:
+        """Prints the first things that are said of parameters, tables, and what was left out."""
         for heading, found in sentences(self.report):
             self.line()
             self.line((heading, "bold"))
-            for text in found[:MOST_LISTED]:
+            for text in found[:most]:
                 self._paragraph(text, "  ")
-            if len(found) > MOST_LISTED:
-                self.line((f"  and {len(found) - MOST_LISTED} more", ""))
+            if len(found) > most:
+                self.line((f"  and {len(found) - most} more, which the report has", ""))
 
-    def verdict(self) -> None:
-        """Prints the counts of verdicts, the remarks, further bugs and the last line."""
+    def verdict(self, most: int | None = None) -> None:
+        """Prints the counts of verdicts, the remarks, further bugs and the last line.
+
+        Args:
+            most: how many further bugs; default all.
+        """
         report = self.report
         counts = {v: sum(node.verdict == v for node in report.nodes) for v in VERDICTS}
         counted = ", ".join(
@@ -255,10 +274,16 @@ class _Printer:
         for remark in report.remarks:
             self._paragraph(remark, "", STYLES["amplified"])
         count = len(report.root_causes)
-        for index, cause in enumerate(report.root_causes[1:], 2):
-            # Where there are lines of code, each has been listed with them.
-            if not has_lines(cause) or cause.node is not None:
-                self.line((f"bug {index} of {count}: {root_cause_line(cause)}", "red"))
+        # Where there are lines of code, each has been listed with them.
+        further = [
+            f"bug {index} of {count}: {root_cause_line(cause)}"
+            for index, cause in enumerate(report.root_causes[1:], 2)
+            if not has_lines(cause) or cause.node is not None
+        ]
+        for line in further[:most]:
+            self.line((line, "red"))
+        if most is not None and len(further) > most:
+            self.line((f"and {len(further) - most} more, which root_causes of the report has", ""))
         if report.first_divergence is not None and count:
             self.line((f"divergence: {step_line(report, report.first_divergence)}", "red"))
         self.line((verdict_line(report), f"bold {STYLES[report.verdict]}"))

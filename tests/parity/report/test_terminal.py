@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.findings import Difference, Node
+from jaxformer.parity.findings import Difference, Node, RootCause
 from jaxformer.parity.report.report import MOST_LINES, Report
 from jaxformer.parity.report.terminal import print_report
 from jaxformer.parity.report.text import (
@@ -258,8 +258,40 @@ def test_a_report_shows_itself_in_two_screens_on_one_line_and_in_a_notebook():
     )
     text = str(long).splitlines()
     assert len(text) == MOST_LINES
-    assert any(re.fullmatch(r"… and \d+ more modules; to_json has all", line) for line in text)
+    assert any(re.fullmatch(r"… and \d+ more lines of .*; to_json has all", line) for line in text)
     assert text[-1] == verdict_line(long)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 40])
+def test_of_many_root_causes_the_severe_ones_are_shown(count):
+    causes = [
+        RootCause(
+            f"port.py:{line}", f"model.py:{line}", f"number {line} is wrong", 0.5,
+            jax_operators=("add",), torch_operators=("mul",), torch_module=f"layers.{line}",
+            effect=1e-12,
+        )
+        for line in range(count)
+    ]  # fmt: skip
+    causes[-1] = dataclasses.replace(causes[-1], diagnosis="the worst of all", effect=0.5)
+    whole = dataclasses.replace(
+        report(12),
+        nodes=tuple(dataclasses.replace(n, message=f"{n.order}") for n in report(12).nodes),
+        causes=tuple(causes),
+        incomplete=tuple(f"part {number}" for number in range(count)),
+    )
+    assert whole.root_causes[0].diagnosis == "the worst of all"
+    text = str(whole).splitlines()
+    assert len(text) == MOST_LINES
+    listed = [line for line in text if re.match(r"\d+\. ", line)]
+    assert listed[0] == f"1. the worst of all (in layers.{count - 1})"
+    assert len([line for line in text if "reference  model.py:" in line]) == len(listed) >= 1
+    more = [line for line in text if "more, which root_causes of the report has" in line]
+    assert more == [f"and {count - len(listed)} more, which root_causes of the report has"] * (
+        count > len(listed)
+    )
+    assert "Not compared" in text
+    assert any(line.startswith("nodes: ") for line in text)
+    assert text[-1].startswith(f"bug: layers.{count - 1}: the worst of all")
 
 
 def test_a_report_is_a_table_of_its_modules():
