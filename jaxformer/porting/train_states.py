@@ -12,10 +12,11 @@ import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.config_optimizers import OPTIMIZERS
-from jaxformer.errors import Setting, UsageError
+from jaxformer.errors import CheckpointError, Setting, UsageError
 from jaxformer.optimizers import learning_rate
 from jaxformer.parameters import Parameters, get_parameters
 from jaxformer.porting.api import build, export_plan, import_plan
+from jaxformer.porting.arguments import wrong_kind
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -150,17 +151,40 @@ def train_state_from_torch(
 
     Raises:
         UsageError: the optimizer is not that of ``config``, holds a parameter that is none of the
-            model's, or its weight decay is on other parameters than jaxformer's.
-        CheckpointError: weights or moments do not fit; all problems are listed.
+            model's, its weight decay is on other parameters than jaxformer's, or an argument is of
+            another kind.
+        CheckpointError: weights or moments do not fit, all problems are listed; or the state dict
+            is not as PyTorch has it.
     """
+    _check_torch_run(model, optimizer, allow_state=True)
+    if not isinstance(config, OptimizerConfig):
+        raise wrong_kind("config", "an OptimizerConfig", config)
     plan = import_plan(model, dialect)
     state = optimizer if isinstance(optimizer, Mapping) else _named_state(model, optimizer)
     try:
         target = read_optimizer(state, plan, steps=steps)
     except UnknownStepsError as error:
         raise UnknownStepsError(f"{error}: give them with ", Setting("steps")) from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the optimizer's state is not as PyTorch has it ({error}): give the optimizer itself"
+        ) from error
     module = build(plan, training=model.training)
     return module, make_train_state(get_parameters(module), target, config)
+
+
+def _check_torch_run(model: Any, optimizer: Any, *, allow_state: bool = False) -> None:
+    """Checks that a model and an optimizer are those of PyTorch.
+
+    Raises:
+        UsageError: one is not.
+    """
+    if not hasattr(model, "named_parameters") or isinstance(model, type):
+        raise wrong_kind("model", "a torch.nn.Module", model)
+    is_state = allow_state and isinstance(optimizer, Mapping)
+    if not is_state and not hasattr(optimizer, "param_groups"):
+        wanted = "an optimizer of PyTorch" + (" or its state dict" if allow_state else "")
+        raise wrong_kind("optimizer", wanted, optimizer)
 
 
 def _named_state(model: Any, optimizer: Any) -> dict[str, Any]:
@@ -251,9 +275,12 @@ def train_state_to_torch(
         state dict for ``optimizer.load_state_dict``.
 
     Raises:
-        UsageError: the dialect cannot hold the module.
+        UsageError: the dialect cannot hold the module, or an argument is of another kind.
         KeyError: the optimizer holds a parameter that is none of the model's.
     """
+    _check_torch_run(model, optimizer)
+    if not isinstance(state, TrainState):
+        raise wrong_kind("state", "a TrainState", state)
     plan = export_plan(module, dialect, state.parameters)
     kind, own_moments = find_kind(optimizer.param_groups), moments_of(state.optimizer_state)
     if own_moments.keys() != OPTIMIZERS[kind].moments.keys():

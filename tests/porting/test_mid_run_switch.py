@@ -323,3 +323,21 @@ def test_what_does_not_fit_is_refused(damage, error, words):
     damage(state)
     with pytest.raises(error, match=words):
         train_state_from_torch(model, state, OPTIMIZER, dialect="gpt2")
+
+
+def test_an_argument_of_another_kind_is_named():
+    model = new_model("gpt2")
+    optimizer = new_optimizer(model)
+    for given, message in (
+        ((model, 3, OPTIMIZER), "optimizer must be an optimizer of PyTorch or its state dict"),
+        ((model.state_dict(), optimizer, OPTIMIZER), "model must be a torch.nn.Module: got"),
+        ((model, optimizer, {}), "config must be an OptimizerConfig: got dict"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            train_state_from_torch(*given)
+    with pytest.raises(CheckpointError, match="state is not as PyTorch has it"):
+        train_state_from_torch(model, {"state": {}, "param_groups": [3]}, OPTIMIZER)
+    with pytest.raises(UsageError, match="state must be a TrainState: got dict"):
+        train_state_to_torch(None, {}, model, optimizer)
+    with pytest.raises(UsageError, match="optimizer must be an optimizer of PyTorch: got dict"):
+        train_state_to_torch(None, {}, model, optimizer.state_dict())
