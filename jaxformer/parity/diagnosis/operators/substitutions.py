@@ -26,6 +26,8 @@ from jaxformer.parity.words import apart
 NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
 # The same where a number is put in the place of another.
 NUMBER_FITS = 1e-6
+# A larger number is not made of others: few are meant, beside those that stand for infinity.
+LARGEST_MADE = 1e6
 # What this many times a number does as well is not that number.
 OTHER_THAN = 1.37
 
@@ -58,7 +60,9 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     powers = [op for op in divergence.operators if op.name == "pow"]
     # With the base of a power goes a factor of its exponent, which is rarely meant.
     places = [(substitutes, op) for op in powers]
-    places += itertools.product((written, substitutes), divergence.operators)
+    # Positions are whole numbers: what else fits is likelier to be wrong.
+    others = sorted(divergence.operators, key=lambda op: op.outputs[0].dtype.kind == "i")
+    places += itertools.product((written, substitutes), others)
     for some, operator in places:
         found = _replaced(trials, operator, some)
         if found is not None:
@@ -147,7 +151,8 @@ def _reference_numbers(divergence: Divergence) -> dict[float, str]:
             found.setdefault(other, "")
         if number > 0:
             for other in (1 / number, math.sqrt(number), 1 / math.sqrt(number), number**2):
-                found.setdefault(other, "")
+                if other <= LARGEST_MADE:
+                    found.setdefault(other, "")
     for size in sizes:
         for power, name in ((0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (1.0, "{}"), (-1.0, "1/{}")):
             found[float(size) ** power] = name.format(size) if power != 1 else ""
