@@ -29,7 +29,7 @@ NUMBER_FITS = 1e-6
 # A larger number is not made of others: few are meant, beside those that stand for infinity.
 LARGEST_MADE = 1e6
 # What this many times a number does as well is not that number.
-OTHER_THAN = 1.37
+OTHER_THAN = 13.7
 
 # How many layouts of another input are tried.
 MOST_LAYOUTS = 8
