@@ -39,7 +39,7 @@ def judge_backward(walk: Walk, forward: Sequence[Judged]) -> list[Judged]:
     """Returns the wrong segments of the backward pass that none of the forward one explains.
 
     A wrong formula has a wrong derivative, which has the same line in JAX. A wrong input sends the
-    gradient elsewhere, in the same block.
+    gradient elsewhere: in the same block, and where the right and the wrong input were made.
 
     Args:
         walk: with both passes.
@@ -48,6 +48,7 @@ def judge_backward(walk: Walk, forward: Sequence[Judged]) -> list[Judged]:
     passed = [d for d in walk.divergences if not d.is_backward]
     backward = [d for d in walk.divergences if d.is_backward]
     lines = {line for divergence in passed for line in divergence.lines}
+    lines |= _lines_of_inputs(passed, walk)
     blocks = [judged.divergence.reference_operator.module.rpartition(".")[0] for judged in forward]
     found = []
     for divergence in backward:
@@ -59,6 +60,17 @@ def judge_backward(walk: Walk, forward: Sequence[Judged]) -> list[Judged]:
     if explained:
         walk.remarks.append(f"gradients differ in {explained} places beside the causes above")
     return found
+
+
+def _lines_of_inputs(divergences: Sequence[Divergence], walk: Walk) -> set[str]:
+    """Returns the lines that made what wrong segments read, and what they should read."""
+    own = {value.index for divergence in divergences for value in divergence.boundary}
+    right = {v.index for divergence in divergences for v in divergence.reference_boundary}
+    for value in walk.candidate.values:
+        if not right.isdisjoint(m.value.index for m in walk.matches.get(value.index, ())):
+            own.add(value.index)
+    made = (step for step in walk.candidate.operators if step.source)
+    return {step.source for step in made if any(v.index in own for v in step.outputs)}
 
 
 def _without_effect(divergences: Sequence[Divergence], is_seen: Sequence[bool]) -> Iterator[str]:

@@ -199,6 +199,29 @@ def test_what_has_no_line_is_named_by_the_line_that_reads_it():
             lambda y: jnp.sin(jnp.tanh(y)) * jax.nn.sigmoid(y),
             "the candidate computes the sigmoid; the reference computes SiLU",
         ),
+        (
+            # Twice the mean, subtracted before the squares, would leave their mean as it is.
+            lambda y: y * (y.square().mean(-1, keepdim=True) + 0.1).rsqrt(),
+            lambda y: y * jax.lax.rsqrt(jnp.var(y, -1, keepdims=True) + 0.1),
+            "the mean is subtracted; the reference does not subtract it",
+        ),
+        (
+            lambda y: (y - y.mean(-1, keepdim=True)).sin().square(),
+            lambda y: jnp.square(jnp.sin(y)),
+            "the mean is not subtracted; the reference subtracts it",
+        ),
+        (
+            # Three halves of the exponent would do as well.
+            lambda y: y[..., :4] * 1e6 ** -(torch.arange(4, dtype=y.dtype) / 4),
+            lambda y: y[..., :4] / 1e4 ** (jnp.arange(0, 8, 2, dtype=y.dtype) / 8)[None, None],
+            "the number 10000 in pow must be 1e+06",
+        ),
+        (
+            # Positions that are one later would do as well.
+            lambda y: torch.ones(4, 4, dtype=y.dtype).tril().cumsum(0) @ y,
+            lambda y: (jnp.arange(4)[:, None] > jnp.arange(4)[None]).astype(float).cumsum(0) @ y,
+            "the comparison > must be >=",
+        ),
     ],
 )
 def test_the_plainest_cause_is_named(right, own, text):

@@ -8,6 +8,7 @@ segment agree with the reference's value, or if the formula gives what that side
 - ``formulas``: the function, norm or softmax that each side computes.
 - ``lookups``: which rows of a table are read.
 - ``masks``: which keys each query may attend to.
+- ``means``: a mean that one side alone subtracts.
 - ``substitutions``: another number or input.
 - ``ablations``: a step that only one side has.
 - ``counts``: weights that one side reads more often.

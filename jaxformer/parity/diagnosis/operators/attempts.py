@@ -19,7 +19,8 @@ from jaxformer.parity.diagnosis.operators.formulas import (
 )
 from jaxformer.parity.diagnosis.operators.gradients import extra_gradient, stopped_gradient
 from jaxformer.parity.diagnosis.operators.lookups import other_lookup
-from jaxformer.parity.diagnosis.operators.masks import other_mask
+from jaxformer.parity.diagnosis.operators.masks import other_comparison, other_mask
+from jaxformer.parity.diagnosis.operators.means import other_centre
 from jaxformer.parity.diagnosis.operators.parameters import unknown_parameter
 from jaxformer.parity.diagnosis.operators.reductions import other_reduction
 from jaxformer.parity.diagnosis.operators.relations import (
@@ -37,9 +38,9 @@ from jaxformer.parity.segments.operators.walk import Walk
 # The most specific first.
 ATTEMPTS = (
     unknown_parameter, other_lookup, other_function, other_norm, other_softmax, other_combination,
-    other_mask, extra_write, other_count, other_number, other_rotation, simple_relation,
-    other_axes, other_rows, extra_step, missing_step, other_reduction, other_input, missing_term,
-    other_value, no_rotation,
+    other_mask, other_comparison, extra_write, other_count, other_centre, other_number,
+    other_rotation, simple_relation, other_axes, other_rows, extra_step, missing_step,
+    other_reduction, other_input, missing_term, other_value, no_rotation,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)

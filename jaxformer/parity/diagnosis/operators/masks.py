@@ -1,12 +1,21 @@
 """Compares which keys each query may attend to."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
+from jaxformer.parity.diagnosis.operators.evidence import FITS, Diagnosis
 from jaxformer.parity.matching.operators.layouts import INFINITE, is_finite
 from jaxformer.parity.recording.operators.graph import Operator, Value
-from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
+
+# Comparisons that a mask may be made of, with their signs.
+COMPARISONS: dict[str, tuple[str, Callable[..., np.ndarray]]] = {
+    "lt": ("<", np.less), "le": ("<=", np.less_equal),
+    "gt": (">", np.greater), "ge": (">=", np.greater_equal),
+    "eq": ("==", np.equal), "ne": ("!=", np.not_equal),
+}  # fmt: skip
 
 
 def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
@@ -38,6 +47,20 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         f"the mask differs{_pattern(extra, lost)}: in the candidate " + "; ".join(parts),
         None if mask is None else _before_layout(mask),
     )
+
+
+def other_comparison(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Puts another comparison in the place of each that a segment makes of two arrays."""
+    trials = Trials(divergence)
+    for operator in divergence.operators:
+        if operator.name not in COMPARISONS or operator.outputs[0].ndim < 2:
+            continue
+        read = [walk.array(value) for value in operator.inputs]
+        sign = COMPARISONS[operator.name][0]
+        for other, compare in COMPARISONS.values():
+            if other != sign and trials.agree({operator.outputs[0].index: compare(*read)}, FITS):
+                return Diagnosis(f"the comparison {sign} must be {other}", operator)
+    return None
 
 
 def _not_finite(own: np.ndarray, right: np.ndarray) -> Diagnosis | None:

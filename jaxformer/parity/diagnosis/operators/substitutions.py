@@ -16,7 +16,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     where,
 )
 from jaxformer.parity.matching.operators.layouts import layouts
-from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value, first_shape
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
@@ -26,11 +26,13 @@ from jaxformer.parity.words import apart
 NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
 # The same where a number is put in the place of another.
 NUMBER_FITS = 1e-6
-
+# A larger number is not made of others: few are meant, beside those that stand for infinity.
+LARGEST_MADE = 1e6
+# What this many times a number does as well is not that number.
+OTHER_THAN = 13.7
 
 # How many layouts of another input are tried.
 MOST_LAYOUTS = 8
-
 
 # Numbers that a reference may hold in a table and not in an operator: bases of rotary positions.
 COMMON_NUMBERS = (1.0, 2.0, 1e4, 5e5, 1e6)
@@ -55,7 +57,13 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     written = {
         n: substitutes[n] for n in numbers_of(divergence.reference_operators) if n in substitutes
     }
-    for some, operator in itertools.product((written, substitutes), divergence.operators):
+    powers = [op for op in divergence.operators if op.name == "pow"]
+    # With the base of a power goes a factor of its exponent, which is rarely meant.
+    places = [(substitutes, op) for op in powers]
+    # Positions are whole numbers: what else fits is likelier to be wrong.
+    others = sorted(divergence.operators, key=lambda op: op.outputs[0].dtype.kind == "i")
+    places += itertools.product((written, substitutes), others)
+    for some, operator in places:
         found = _replaced(trials, operator, some)
         if found is not None:
             return Diagnosis(found, operator)
@@ -84,21 +92,40 @@ def _replaced(
         if data.dtype.kind not in "fi":
             continue
         number = float(data.item())
+        counts = _counts(operator, number)
         for other, name in substitutes.items():
             if other == number or (data.dtype.kind == "i" and other != int(other)):
                 continue
-            given = {value.index: np.full(data.shape, other, data.dtype)}
-            try:
-                is_right = trials.agree(given, allowed)
-            except (TypeError, ValueError, IndexError):
+            if counts and other not in counts:
                 continue
-            if is_right:
+
+            def is_right(one: float, value: Value = value, data: np.ndarray = data) -> bool:
+                return trials.agree({value.index: np.full(data.shape, one, data.dtype)}, allowed)
+
+            # A number that another one would do as well as says that it does nothing at all.
+            if is_right(other) and (data.dtype.kind == "i" or not is_right(OTHER_THAN * other)):
                 formula = f" = {name}" if name else ""
                 return (
                     f"the number {apart(number, other)} in {_user(operator).name} must be "
                     f"{apart(other, number)}{formula}"
                 )
     return None
+
+
+def _counts(operator: Operator, number: float) -> set[float]:
+    """Returns what may take the place of a number that makes a mean of a sum, none of any other.
+
+    It counts what is added: it may be one less, or count along other axes.
+    """
+    made = first_shape(operator.inputs[0]).producer
+    if operator.name != "div" or made is None or made.name != "reduce_sum":
+        return set()
+    summed = made.inputs[0]
+    if summed.size != number * made.outputs[0].size:
+        return set()
+    axes = range(1, summed.ndim + 1)
+    sizes = (some for count in axes for some in itertools.combinations(summed.shape, count))
+    return {1.0, number - 1, number + 1, *(float(math.prod(some)) for some in sizes)}
 
 
 def _user(operator: Operator) -> Operator:
@@ -124,7 +151,8 @@ def _reference_numbers(divergence: Divergence) -> dict[float, str]:
             found.setdefault(other, "")
         if number > 0:
             for other in (1 / number, math.sqrt(number), 1 / math.sqrt(number), number**2):
-                found.setdefault(other, "")
+                if other <= LARGEST_MADE:
+                    found.setdefault(other, "")
     for size in sizes:
         for power, name in ((0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (1.0, "{}"), (-1.0, "1/{}")):
             found[float(size) ** power] = name.format(size) if power != 1 else ""

@@ -14,10 +14,11 @@ from jaxformer.parity.matching.operators.layouts import (
 )
 from jaxformer.parity.matching.operators.values import largest
 from jaxformer.parity.matching.operators.weight_uses import KINDS
-from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value, same_numbers
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.divergences import MOST_RUN, digest
+from jaxformer.parity.segments.operators.effects import depending
 from jaxformer.parity.segments.operators.ends import (
     Shape,
     allowed_left,
@@ -45,17 +46,13 @@ def wrong_factors(
     Queries and keys may both be wrong, and then neither alone makes the scores right.
     """
     inherited, left = inherited_layouts(anchors, operators), MOST_RUN
-    for operator in reversed(operators):
-        factors = [v for v in operator.inputs if v.is_activation]
-        if KINDS.get(operator.name) != "product" or len(factors) != 2:
-            continue
-        # One of them may equal another value of the reference, like values in the place of keys.
-        if all(_is_plain(anchors, factor) for factor in factors):
-            continue
-        later = [op for op in operators if op.index >= operator.index]
+    for operator, factors in _products(anchors, operators):
+        changed = {op.index: op for factor in factors for op in depending(operators, factor)}
+        later = [changed[index] for index in sorted(changed)]
+        before = [op for op in later if op.index <= operator.index]
         known = anchors.arrays_before(later)
         limit = allowed_left(anchors, later, value, wanted)
-        spreads = _spreads(operator, reference_operators)
+        spreads = _spreads(operator, operators, reference_operators)
         tried = set()
         for pair in _pairs(anchors, factors, reference_operators):
             among = [
@@ -70,8 +67,8 @@ def wrong_factors(
                 if same in tried or left <= 0:
                     continue
                 tried.add(same)
-                product = run_again([operator], known | trial)
-                left -= 1
+                product = run_again(before, known | trial)
+                left -= len(before)
                 if spreads and not _has_spread(product[operator.outputs[0].index], spreads):
                     continue
                 again = run_again(later, product)
@@ -79,6 +76,52 @@ def wrong_factors(
                 if value.index in again and find_layout(wanted.data, again[value.index], limit):
                     return [(factors[0], *one[:2]), (factors[1], *other[:2])]
     return []
+
+
+def _products(
+    anchors: Anchors, operators: Sequence[Operator]
+) -> Iterator[tuple[Operator, list[Value]]]:
+    """Yields the products of two activations, the last first, each with its factors.
+
+    After the factors themselves come those that they were made of: one side may scale the queries,
+    and the other one the scores, or keys may be written into a cache that is longer.
+    """
+    for operator in reversed(operators):
+        factors = [v for v in operator.inputs if v.is_activation]
+        if KINDS.get(operator.name) != "product" or len(factors) != 2:
+            continue
+        first = [_before_scale_or_cache(anchors, factor) for factor in factors]
+        for some in [factors] if first == factors else [factors, first]:
+            # One of them may equal another value of the reference, like values in place of keys.
+            if not all(_is_plain(anchors, factor) for factor in some):
+                yield operator, some
+
+
+def _before_scale_or_cache(anchors: Anchors, factor: Value) -> Value:
+    """Returns the first value of which a factor has the numbers, or a multiple, or a longer copy.
+
+    It is the factor itself if no number has scaled it and nothing was written into a cache.
+    """
+    value, is_changed = factor, False
+    while value.index not in anchors.matches:
+        moved = same_numbers(value)
+        source = moved or _scaled_or_written(value)
+        if source is None or not source.is_activation:
+            break
+        value, is_changed = source, is_changed or moved is None
+    return value if is_changed else factor
+
+
+def _scaled_or_written(value: Value) -> Value | None:
+    """Returns what one number has scaled to a value, or what was written into a longer array."""
+    if value.producer is None:
+        return None
+    name, read = value.producer.name, value.producer.inputs
+    if name == "dynamic_update_slice":
+        return read[1]
+    if name in ("mul", "div") and read[1].size == 1:
+        return read[0]
+    return read[1] if name == "mul" and read[0].size == 1 else None
 
 
 def _different(
@@ -92,18 +135,23 @@ def _different(
     return list(found.values())
 
 
-def _spreads(operator: Operator, reference_operators: Sequence[Operator]) -> list[float]:
+def _spreads(
+    operator: Operator, operators: Sequence[Operator], reference_operators: Sequence[Operator]
+) -> list[float]:
     """Returns the spreads of the reference's products that may be a product of the candidate.
 
-    None are returned where one of them adds something.
+    None are returned where one of them adds something, or may be the sum of several products.
     """
     size = operator.outputs[0].size
-    products = [
-        other
-        for other in reference_operators
-        if KINDS.get(other.name) == "product" and other.outputs[0].size == size
-    ]
-    if any(len(other.inputs) != 2 for other in (operator, *products)):
+    own, products = (
+        [
+            other
+            for other in side
+            if KINDS.get(other.name) == "product" and other.outputs[0].size == size
+        ]
+        for side in (operators, reference_operators)
+    )
+    if len(own) > len(products) or any(len(other.inputs) != 2 for other in (operator, *products)):
         return []
     return [_spread(other.outputs[0].data) for other in products]
 
