@@ -80,9 +80,8 @@ def run(arguments: Sequence[str]) -> int:
     check_files(options.html, options.json)
     inputs = _read_inputs(options.inputs)
 
-    from rich.console import Console
-
     from jaxformer.hardware.compilation_cache import use_compilation_cache
+    from jaxformer.hardware.screen import Screen
     from jaxformer.parity.comparison.operators import compare_operators
     from jaxformer.parity.report.files import load_report
     from jaxformer.parity.report.regressions import compare_reports
@@ -103,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     worse = [] if before is None else compare_reports(report, before)
     is_bug = report.verdict == "bug"
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(highlight=False, soft_wrap=True)
     try:
         write_files(report, options.html, options.json)
     finally:
