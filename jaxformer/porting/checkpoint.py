@@ -11,7 +11,7 @@ from jaxformer.char_data import CharTokenizer
 from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.config_tree import from_dict
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
-from jaxformer.errors import CheckpointError, TextError, UsageError
+from jaxformer.errors import CheckpointError, Setting, TextError, UsageError
 from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
 from jaxformer.porting.dialects.common.known_settings import KEPT
 from jaxformer.porting.dialects.multimodal import text_part
@@ -149,8 +149,8 @@ class Checkpoint:
             ) from None
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the optimizer's state is not as PyTorch has it ({error}): "
-                "leave it out with --weights-only"
+                f"the optimizer's state is not as PyTorch has it ({error}): leave it out with ",
+                Setting("weights_only"),
             ) from error
 
     def origin_of(self, plan: Plan) -> Mapping[str, Any]:
@@ -186,7 +186,8 @@ class Checkpoint:
         try:
             return file.read()
         except CheckpointError as error:
-            raise CheckpointError(f"{error}, or leave it out with --weights-only") from error
+            parts = (*error.args, ", or leave it out with ", Setting("weights_only"))
+            raise CheckpointError(*parts) from error
 
     def _as_class(self, plan: Plan) -> tuple[Plan, Sequence[str]]:
         """Returns a plan with the names of the source's class, and these in its modules' order.
@@ -228,7 +229,8 @@ class Checkpoint:
             if known.vocabulary_size() > vocab_size:
                 raise TextError(
                     f"the vocabulary has {known.vocabulary_size()} characters and the model "
-                    f"{vocab_size}: give the right one with --meta"
+                    f"{vocab_size}: give the right one with ",
+                    Setting("meta"),
                 )
             return known
         return None if self.tokenizer_file is None else HuggingFaceTokenizer(self.tokenizer_file)
@@ -323,7 +325,9 @@ def open_checkpoint(
         raw = dataclasses.replace(model.raw, optimizer=None, unread_optimizer="")
         return dataclasses.replace(model, adapter=adapter, raw=with_optimizer(raw, path))
     if base is not None:
-        raise UsageError(f"--base goes with PEFT's folder of adapters, and {path} is none")
+        raise UsageError(
+            Setting("base"), f" goes with PEFT's folder of adapters, and {path} is none"
+        )
     raw = read_raw_checkpoint(path, step, best=best)
     record = raw.record
     if isinstance(config, str | Path):

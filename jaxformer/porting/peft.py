@@ -22,7 +22,7 @@ import numpy as np
 from jaxformer.adapters import is_adapter, merge_adapters
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_parts import LINEAR_LAYERS
-from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.errors import CheckpointError, Setting, UsageError
 from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -92,7 +92,8 @@ class Adapter:
             return Path(named)
         raise UsageError(
             f"{self.path} holds an adapter of {named or 'an unnamed model'}, which is no folder "
-            "here: name its base model with --base"
+            "here: name its base model with ",
+            Setting("base"),
         )
 
 
@@ -343,7 +344,9 @@ def plan_adapter(plan: Plan, exported: Plan) -> Plan:
         owners = sorted({name.split(".lora_")[0] for name in unmatched})
         raise UsageError(
             f"unsupported: {exported.origin.dialect.name} has no module for each of these layers, "
-            f"which PEFT could adapt: {', '.join(owners[:4])}; --to hf merges them"
+            f"which PEFT could adapt: {', '.join(owners[:4])}; ",
+            Setting("format", flag="to"),
+            " hf merges them",
         )
     tensors = export_tensors(links, adapters)
     return dataclasses.replace(exported, module=plan.module, links=links, tensors=tensors)

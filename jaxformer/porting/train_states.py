@@ -94,7 +94,12 @@ def read_warm_start(
     check_computes(plan.tensors)
     tensors = plan.tensors.items() if with_arrays else ()
     arrays: dict[str, Any] = {"parameters": {name: tensor.read() for name, tensor in tensors}}
-    optimizer = None if fresh else checkpoint.optimizer_state(plan)
+    try:
+        optimizer = None if fresh else checkpoint.optimizer_state(plan)
+    except CheckpointError as error:
+        # What leaves the optimizer out of a port has another name for a run.
+        own = {Setting("weights_only"): Setting("fresh_optimizer")}
+        raise CheckpointError(*(own.get(part, part) for part in error.args)) from error
     for line in () if optimizer is None else _note(optimizer):
         warnings.warn(f"{path}: {line}", stacklevel=2)
     if optimizer is not None and with_arrays:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.errors import CheckpointError, Setting, UsageError
 from jaxformer.porting.formats.detection import WEIGHTS, Kind, detect, find_weights
 from jaxformer.porting.formats.plain_pickle import read_plain_pickle
 from jaxformer.porting.formats.safetensors_files import (
@@ -123,7 +123,12 @@ def _read(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint
     if kind in ("run", "checkpoints", "checkpoint"):
         return _read_run(path, kind, step, best)
     if step is not None or best:
-        raise UsageError(f"{path} has one checkpoint alone: leave out --step and --best")
+        raise UsageError(
+            f"{path} has one checkpoint alone: leave out ",
+            Setting("step"),
+            " and ",
+            Setting("best"),
+        )
     if kind == "orbax":
         raise CheckpointError(
             f"{path} is an Orbax folder without jaxformer's MANIFEST.json, so it cannot be "
@@ -267,7 +272,9 @@ def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckp
     folder = {"run": path / "checkpoints", "checkpoints": path, "checkpoint": path.parent}[kind]
     if kind == "checkpoint":
         if step is not None or best:
-            raise UsageError(f"{path} is one step alone: leave out --step and --best")
+            raise UsageError(
+                f"{path} is one step alone: leave out ", Setting("step"), " and ", Setting("best")
+            )
         if not path.resolve().name.isdecimal():
             raise CheckpointError(f"{path} must have its step's number as its name")
         path = path.resolve()
