@@ -18,9 +18,10 @@ from jaxformer.hardware.units import format_count
 from jaxformer.parameters import get_parameters
 from jaxformer.porting.api import build
 from jaxformer.porting.arguments import wrong_kind
-from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32
+from jaxformer.porting.checkpoint import Checkpoint, Tokenizer
 from jaxformer.porting.generation_settings import describe_unfollowed
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
+from jaxformer.porting.text_models import in_float32
 from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer

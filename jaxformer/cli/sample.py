@@ -36,8 +36,9 @@ def run(arguments: Sequence[str]) -> None:
     from jaxformer.config import EncoderDecoderConfig
     from jaxformer.data.text_generation import encode_chat, encode_prompt, encode_source
     from jaxformer.hardware.compilation_cache import use_compilation_cache
-    from jaxformer.porting.checkpoint import open_checkpoint, plan_text_model
+    from jaxformer.porting.checkpoint import open_checkpoint
     from jaxformer.porting.generation_settings import describe_unfollowed
+    from jaxformer.porting.text_models import plan_text_model
 
     use_compilation_cache(options.compilation_cache)
     checkpoint = open_checkpoint(

@@ -51,7 +51,7 @@ def build_model(plan: "Plan", options: SampleOptions, check_T: "np.ndarray | Non
     """
     from jaxformer.narrow_linear import narrow_weights
     from jaxformer.porting.api import build
-    from jaxformer.porting.checkpoint import in_float32
+    from jaxformer.porting.text_models import in_float32
 
     module = build(in_float32(plan))
     if options.weights_dtype is None:
@@ -76,7 +76,8 @@ def load_draft(
     Raises:
         UsageError: it cannot write for the model.
     """
-    from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
+    from jaxformer.porting.checkpoint import open_checkpoint
+    from jaxformer.porting.text_models import plan_language_model
     from jaxformer.speculative_generation import check_draft
 
     assert options.draft is not None

@@ -12,7 +12,8 @@ from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import Setting, UsageError
 from jaxformer.generation import generate
 from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32, plan_text_model
+from jaxformer.porting.checkpoint import Checkpoint, Tokenizer
+from jaxformer.porting.text_models import in_float32, plan_text_model
 from jaxformer.transformer_lm import TransformerLM
 
 Numbers = dict[str, Any]

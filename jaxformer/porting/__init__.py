@@ -7,7 +7,8 @@ array. PyTorch need not be installed to port files.
 
 - ``api``: ``from_torch`` and ``to_torch``, for modules in memory.
 - ``arguments``: checks of what a program gives to public functions.
-- ``checkpoint``: ``open_checkpoint`` and ``load_model``, for files and folders of any format.
+- ``checkpoint``: ``open_checkpoint``, for files and folders of any format; ``text_models``: those
+  that must hold a whole model of texts.
 - ``generation_settings``: what a folder says of writing text and nobody follows here.
 - ``train_states``: training that starts from a checkpoint or changes the framework in mid-run.
 - ``data``: what a run trains on by its name; nanoGPT's pickle is read here.
@@ -24,8 +25,9 @@ from jaxformer import lazy_attributes
 
 if TYPE_CHECKING:
     from jaxformer.porting.api import from_torch, to_torch
-    from jaxformer.porting.checkpoint import load_model, open_checkpoint
+    from jaxformer.porting.checkpoint import open_checkpoint
     from jaxformer.porting.mapping.naming import export_arrays, import_arrays
+    from jaxformer.porting.text_models import load_model
     from jaxformer.porting.train_states import train_state_from_torch, train_state_to_torch
 
 __all__ = [
@@ -45,7 +47,7 @@ __getattr__ = lazy_attributes(
         "export_arrays": "mapping.naming",
         "from_torch": "api",
         "import_arrays": "mapping.naming",
-        "load_model": "checkpoint",
+        "load_model": "text_models",
         "open_checkpoint": "checkpoint",
         "to_torch": "api",
         "train_state_from_torch": "train_states",

@@ -5,11 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxformer.char_data import CharTokenizer
-from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
-from jaxformer.config_tree import from_dict
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, Setting, TextError, UsageError
 from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
@@ -26,13 +22,13 @@ from jaxformer.porting.formats.raw_checkpoints import (
 )
 from jaxformer.porting.formats.trainer_folders import OptimizerFile
 from jaxformer.porting.mapping.abstract_modules import as_config
-from jaxformer.porting.mapping.casts import cast
 from jaxformer.porting.mapping.optimizer_state import (
     OptimizerState,
     UnknownStepsError,
     read_optimizer,
 )
 from jaxformer.porting.mapping.plans import Plan, plan_export, plan_import
+from jaxformer.porting.mapping.run_optimizers import settings_of_run
 from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.parameter_order import parameter_order
 from jaxformer.porting.peft import (
@@ -131,7 +127,7 @@ class Checkpoint:
         optimizer = self.raw.optimizer
         if isinstance(optimizer, Moments):
             step = optimizer.manifest["step"]
-            kind, settings, following = _optimizer_settings(optimizer.manifest)
+            kind, settings, following = settings_of_run(optimizer.manifest)
             return OptimizerState(optimizer.moments, step, settings, kind, following)
         if optimizer is None:
             return None
@@ -361,96 +357,6 @@ def _token_ids(record: Mapping[str, Any], config: Any) -> dict[str, Any]:
     sources = (record.get("config"), record.get("token_ids"), config)
     found = [known_token_ids(source) for source in sources if isinstance(source, Mapping)]
     return {name: ids for each in found for name, ids in each.items()}
-
-
-def load_model(
-    path: str | Path, **options: Any
-) -> tuple[TransformerLMConfig, dict[str, np.ndarray], str | None]:
-    """Reads the language model in a checkpoint.
-
-    Args:
-        path: see ``open_checkpoint``.
-        options: of ``open_checkpoint``.
-
-    Returns:
-        Its config, its arrays by their paths in ``TransformerLM``, and its vocabulary, if known.
-
-    Raises:
-        UsageError: it holds something other than a ``TransformerLM``.
-        JaxformerError: what ``open_checkpoint`` and ``Checkpoint.plan`` raise.
-    """
-    checkpoint = open_checkpoint(path, **options)
-    plan = plan_language_model(checkpoint)
-    arrays = {name: tensor.read() for name, tensor in plan.tensors.items()}
-    return plan.module.config, arrays, checkpoint.vocabulary
-
-
-def plan_language_model(checkpoint: Checkpoint) -> Plan:
-    """Returns the import plan of a checkpoint that must hold a ``TransformerLM``.
-
-    Raises:
-        UsageError: it holds something else.
-    """
-    plan = checkpoint.plan()
-    if not isinstance(getattr(plan.module, "config", None), TransformerLMConfig):
-        raise UsageError(
-            f"{checkpoint.path} holds a {plan.origin.kind}, which is no language model"
-        )
-    return plan
-
-
-def plan_text_model(checkpoint: Checkpoint) -> Plan:
-    """Returns the import plan of a checkpoint that must hold a whole model of tokens.
-
-    Raises:
-        UsageError: it holds neither a ``TransformerLM`` nor an ``EncoderDecoder``.
-    """
-    plan = checkpoint.plan()
-    config = getattr(plan.module, "config", None)
-    if isinstance(config, EncoderDecoderConfig) and config.reads_features:
-        raise UsageError(
-            f"{checkpoint.path} holds a {plan.origin.kind}, which reads features and no tokens: "
-            "give them to jaxformer.generate_target"
-        )
-    if isinstance(config, EncoderDecoderConfig):
-        return plan
-    return plan_language_model(checkpoint)
-
-
-def in_float32(plan: Plan) -> Plan:
-    """Returns a plan whose float64 weights are rounded to float32, in which JAX computes."""
-    wide = {name: t for name, t in plan.tensors.items() if t.dtype == np.float64}
-    narrow, _ = cast(wide, np.dtype(np.float32))
-    return dataclasses.replace(plan, tensors={**plan.tensors, **narrow})
-
-
-def _optimizer_settings(
-    manifest: Mapping[str, Any],
-) -> tuple[str, dict[str, float], float | None]:
-    """Returns a run's optimizer and its settings, with the learning rate of its last step.
-
-    Also that of the next step, where it is known.
-    """
-    if isinstance(manifest.get("optimizer"), dict):
-        known = dict(manifest["optimizer"])
-        return known.pop("optimizer", "adamw"), known, None
-    run = manifest.get("config") or {}
-    given = run.get("optimizer")
-    if not isinstance(given, dict):
-        return "adamw", {}, None
-    from jaxformer.optimizers import learning_rate
-
-    config: OptimizerConfig = from_dict(OptimizerConfig, given)
-    if config.decay_steps is None:
-        config = dataclasses.replace(config, decay_steps=run.get("steps"))
-    step = manifest["step"]
-    last, following = (float(learning_rate(config, at)) for at in (max(step - 1, 0), step))
-    settings = {
-        "learning_rate": last,
-        **{name: getattr(config, name) for name in ("beta1", "beta2", "eps", "weight_decay")},
-        "momentum": config.momentum_rate,
-    }
-    return config.optimizer, settings, following
 
 
 def _ids(value: Any) -> list[int]:

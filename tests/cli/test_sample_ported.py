@@ -11,7 +11,8 @@ from jaxformer.cli.main import main
 from jaxformer.data.text_generation import decode_stream
 from jaxformer.generation import generate
 from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
+from jaxformer.porting.checkpoint import open_checkpoint
+from jaxformer.porting.text_models import plan_language_model
 from tests.support.ported import (
     CONFIG,
     VOCABULARY,

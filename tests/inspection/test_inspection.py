@@ -24,7 +24,8 @@ from jaxformer.inspection.charts import _model_order
 from jaxformer.inspection.maps import visible
 from jaxformer.inspection.pictures import save_picture
 from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
+from jaxformer.porting.checkpoint import open_checkpoint
+from jaxformer.porting.text_models import plan_language_model
 from tests.cli.test_sample_ported import write_tokenizer
 from tests.support.ported import gpt2_state, hugging_face
 from tests.support.tiny import ROOT, TEXT, train_arguments

@@ -11,7 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.checkpoint import load_model, open_checkpoint
+from jaxformer.porting.checkpoint import open_checkpoint
+from jaxformer.porting.text_models import load_model
 from tests.support.ported import (
     CONFIG,
     VOCABULARY,

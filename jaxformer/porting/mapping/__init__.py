@@ -13,6 +13,6 @@ converted when they are read.
 - ``wrapped_names``: what wrappers of modules add to names.
 - ``transfer``, ``casts``: tensors that are converted when they are read.
 - ``optimizer_state``: what optimizers keep, carried by the same links; ``optimizer_groups``: their
-  settings; ``optimizer_names``: which parameter each entry is.
+  settings; ``optimizer_names``: which parameter each entry is; ``run_optimizers``: that of a run.
 - ``position_tables``: imported tables of positions.
 """
