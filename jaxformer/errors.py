@@ -5,7 +5,8 @@ library takes as a keyword and the command line as a flag, the setting is a fiel
 writes it in its own way and nobody searches a message for it.
 """
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,3 +191,9 @@ def mismatches(expected: Mapping[str, object], found: Mapping[str, object], verb
         for name in sorted(expected.keys() & found.keys())
         if found[name] != expected[name]
     ]
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Returns a question for the known name that is most like another one, "" if none is."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""

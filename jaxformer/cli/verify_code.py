@@ -20,7 +20,7 @@ from jaxformer.cli.verify_outputs import (
     print_worst,
     write_files,
 )
-from jaxformer.errors import JaxformerError, TextError, UsageError, is_out_of_memory
+from jaxformer.errors import JaxformerError, TextError, UsageError, is_out_of_memory, suggest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +175,6 @@ def _function(name: str, flag: str) -> Callable[..., Any]:
     Raises:
         UsageError: there is none, or its module cannot be imported.
     """
-    from jaxformer.parity.words import suggest
-
     module, _, function = name.partition(":")
     if not module or not function:
         raise UsageError(f'{flag} must be "package.module:function": got {name}')

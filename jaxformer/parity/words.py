@@ -1,9 +1,8 @@
 """How messages of every stage write numbers, lines of code and lists of names."""
 
-import difflib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 # A longer list of names is cut, and says how many more there are.
 MOST_NAMES = 3
@@ -49,9 +48,3 @@ def name_error(error: BaseException) -> str:
     ('KeyError', 'ValueError: one')
     """
     return ": ".join(filter(None, (type(error).__name__, *str(error).strip().splitlines()[:1])))
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Returns a question for the known name that is most like another one, "" if none is."""
-    close = difflib.get_close_matches(name, known, 1)
-    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,12 +1,11 @@
 """Checks of what a program gives to public functions, each at the function's entrance."""
 
-import difflib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformer.errors import UsageError
+from jaxformer.errors import UsageError, suggest
 
 
 def wrong_kind(name: str, wanted: str, value: Any) -> UsageError:
@@ -81,8 +80,7 @@ def check_options(function: str, given: Iterable[str], known: Sequence[str]) -> 
     """
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            question = f" (did you mean {close[0]}?)" if close else ""
             raise UsageError(
-                f"{name} is no option of {function}{question}: there are {', '.join(known)}"
+                f"{name} is no option of {function}{suggest(name, known)}: there are "
+                f"{', '.join(known)}"
             )

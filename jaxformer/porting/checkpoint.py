@@ -27,7 +27,7 @@ from jaxformer.porting.mapping.optimizer_state import (
     UnknownStepsError,
     read_optimizer,
 )
-from jaxformer.porting.mapping.plans import Plan, plan_export, plan_import
+from jaxformer.porting.mapping.plans import Plan, plan_class_export, plan_import
 from jaxformer.porting.mapping.run_optimizers import settings_of_run
 from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.parameter_order import parameter_order
@@ -193,9 +193,8 @@ class Checkpoint:
         known = self.known_order(plan)
         if known and self.adapter is None:
             return plan, known
-        origin = dataclasses.replace(plan.origin, is_published=False)
         whole = plan if self.adapter is None else merge_plan(plan)
-        own = plan_export(whole.module, whole.tensors, origin.dialect, origin=origin)
+        own = plan_class_export(whole.module, whole.tensors, plan.origin)
         order = parameter_order(own, (), self.raw.record.get("origin") or {})
         if self.adapter is not None:
             return plan, adapter_order(plan, order or [])

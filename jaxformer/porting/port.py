@@ -16,7 +16,7 @@ from jaxformer.porting.certificate import file_record, make_certificate
 from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.mapping.casts import DTYPES, cast, check_computes
 from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM, OptimizerState
-from jaxformer.porting.mapping.plans import Plan, plan_export
+from jaxformer.porting.mapping.plans import Plan, plan_class_export
 from jaxformer.porting.parameter_order import parameter_order
 from jaxformer.porting.peft import has_adapters
 from jaxformer.porting.targets import (
@@ -140,9 +140,7 @@ def _plan_output(
     order, class_plan = None, None
     if target.format == "trainer":
         # The class may hold other arrays than its files.
-        origin = dataclasses.replace(exported.origin, is_published=False)
-        tensors = imported.tensors
-        class_plan = plan_export(imported.module, tensors, origin.dialect, origin=origin)
+        class_plan = plan_class_export(imported.module, imported.tensors, exported.origin)
         order = parameter_order(class_plan, (), {})
     if target.format == "torch":
         keeps_order = has_same_dialect and exported.origin.dialect.name != "jaxformer"

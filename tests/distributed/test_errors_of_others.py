@@ -17,8 +17,8 @@ from jaxformer.errors import DeviceError, Setting, StoppedError, as_flag
     ],
 )
 def test_an_error_of_another_process_names_settings_as_its_caller_does(error, as_keyword, code):
-    told = json.loads(json.dumps(_serialize(error)))
-    found = _deserialize(1, told, already_reported=False)
+    sent = json.loads(json.dumps(_serialize(error)))
+    found = _deserialize(1, sent, already_reported=False)
     assert str(found) == as_keyword
     assert found.message(as_flag) == as_keyword.replace("fsdp=", "--fsdp")
     assert found.exit_code == code

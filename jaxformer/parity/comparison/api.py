@@ -15,7 +15,7 @@ from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.recording.operators.torch_run import raised_alone
 from jaxformer.parity.recording.torch_values import experts_one_by_one, require_torch
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.words import suggest
+from jaxformer.porting.arguments import check_options
 from jaxformer.porting.dialects import UnknownDialectError
 
 # Of the comparison operator by operator.
@@ -63,12 +63,7 @@ def compare(
         ValueError: names has a path that does not exist; all such paths are listed.
     """
     known = ("jax_inputs", *OPTIONS, *OWN_OPTIONS)
-    for name in options:
-        if name not in known:
-            raise UsageError(
-                f"{name} is no option of compare{suggest(name, known)}: there are "
-                f"{', '.join(known)}"
-            )
+    check_options("compare", options, known)
     if not isinstance(torch_module, require_torch().nn.Module):
         raise UsageError(
             f"the reference must be a torch.nn.Module: got {type(torch_module).__name__}"

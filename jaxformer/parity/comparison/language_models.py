@@ -15,7 +15,7 @@ from jaxformer.parity.recording.torch_values import as_numpy, require_torch
 from jaxformer.parity.words import listed
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 
-# The target that PyTorch's cross-entropy leaves out, unless it is told of another.
+# The target that PyTorch's cross-entropy leaves out, unless it is given another.
 IGNORED_TARGET = -100
 
 

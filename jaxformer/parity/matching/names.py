@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from jaxformer.parity.words import suggest
+from jaxformer.errors import suggest
 
 
 def check_names(

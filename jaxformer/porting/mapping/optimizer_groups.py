@@ -71,7 +71,7 @@ def in_groups(names: Sequence[str], sizes: Sequence[int], rules: Sequence[GroupO
     raise CheckpointError(
         f"the optimizer's groups have {' and '.join(map(str, wanted))} parameters, and not "
         + ", nor ".join(" and ".join(map(str, sizes)) for sizes in known)
-        + ": let them name theirs with param_names"
+        + ": let them name their parameters in param_names"
     )
 
 

@@ -57,7 +57,7 @@ def name_parameters(
     if len(named) != len(shapes):
         raise CheckpointError(
             "the optimizer does not name its parameters, and their order in the model is not "
-            "known: let its groups name theirs with param_names"
+            "known: let its groups name them in param_names"
         )
     if len(members) > 1:
         rules = groups_by_shape(shapes, hidden), groups_of_trainer(shapes)

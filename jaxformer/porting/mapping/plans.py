@@ -186,6 +186,15 @@ def plan_export(
     )
 
 
+def plan_class_export(module: Any, tensors: Tensors, origin: Origin) -> Plan:
+    """Plans an export to the arrays of the source's class, which those of its files may not be.
+
+    For the arguments see ``plan_export``.
+    """
+    origin = dataclasses.replace(origin, is_published=False)
+    return plan_export(module, tensors, origin.dialect, origin=origin)
+
+
 def as_class(plan: Plan) -> Plan:
     """Returns an import whose source arrays are those of the class, where its files have others.
 
@@ -193,10 +202,9 @@ def as_class(plan: Plan) -> Plan:
     """
     if not plan.origin.is_published:
         return plan
-    origin = dataclasses.replace(plan.origin, is_published=False)
-    own = plan_export(plan.module, plan.tensors, origin.dialect, origin=origin)
+    own = plan_class_export(plan.module, plan.tensors, plan.origin)
     return dataclasses.replace(
-        plan, links=own.links, origin=origin, module_mapping=own.module_mapping
+        plan, links=own.links, origin=own.origin, module_mapping=own.module_mapping
     )
 
 

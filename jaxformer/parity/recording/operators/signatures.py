@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from jaxformer.errors import UsageError
+from jaxformer.errors import UsageError, suggest
 from jaxformer.parity.recording.operators.sources import line_of_frames
-from jaxformer.parity.words import shorten, suggest
+from jaxformer.parity.words import shorten
 
 # What JAX raises where code reads the numbers of what is traced.
 UNKNOWN_NUMBERS = (
