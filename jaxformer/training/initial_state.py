@@ -58,10 +58,9 @@ def first_state(
     start, notes = _widen(start, dtypes)
     if start.optimizer is not None:
         notes += other_settings(start.optimizer_settings, config.optimizer)
-    before, now = flatten(start.model), flatten(config.model)
     notes += [
-        f"{name} {before.get(name)} -> {now[name]}: the model is not that of {start.source}"
-        for name in _changed_settings(start, config.model)
+        f"{name} {before} -> {now}: the model is not that of {start.source}"
+        for name, (before, now) in _changed_settings(start, config.model).items()
     ]
     start = _draw_adapters(start, config, strategy.spec)
     return _load_warm_start(start, config.model, config.steps, strategy, cast), notes
@@ -171,21 +170,29 @@ def _check_same_model(start: WarmStart, model: Any, shapes: Mapping[str, Any]) -
     given = start.arrays["parameters"]
     if {n: tuple(x.shape) for n, x in given.items()} == {n: x.shape for n, x in shapes.items()}:
         return
-    before, now = flatten(start.model), flatten(model)
     if changed := _changed_settings(start, model):
-        has = ", ".join(f"{name} {before.get(name)}" for name in changed)
-        named = [part for name in changed for part in (Setting(name), f" {now[name]}", ", ")]
+        has = ", ".join(f"{name} {before}" for name, (before, _) in changed.items())
+        named = [
+            part for name, (_, now) in changed.items() for part in (Setting(name), f" {now}", ", ")
+        ]
         raise UsageError(
             *named[:-1], f" contradicts the model in {start.source}, which has {has}: leave it out"
         )
 
 
-def _changed_settings(start: WarmStart, model: Any) -> list[str]:
-    """Returns which settings make another function than the model that a run starts from."""
+def _changed_settings(start: WarmStart, model: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the settings that make another function than the model that a run starts from.
+
+    Each is there with what it was and what it is now.
+    """
     before, now = flatten(start.model), flatten(model)
     # Neither rates of dropout nor new adapters contradict it.
     free = ("dropout",) if before.get("lora_rank") else ("dropout", "lora_")
-    return [n for n in now if now[n] != before.get(n) and not any(part in n for part in free)]
+    return {
+        name: (before.get(name), value)
+        for name, value in now.items()
+        if value != before.get(name) and not any(part in name for part in free)
+    }
 
 
 def _load_warm_start(
