@@ -14,6 +14,7 @@ from jaxformer.attention import LayerCache
 from jaxformer.checks import check_is_integer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
+from jaxformer.execution.batch_halves import BatchPart
 from jaxformer.execution.token_window import Window
 from jaxformer.few_row_layers import FewRowKernels, prepare_few_rows
 from jaxformer.logits import check_sampling, draw, filter_logits, most_probable
@@ -65,6 +66,7 @@ def choose_tokens(
     settings: SamplingSettings | None,
     key: Array | None,
     index: Int[Array, ""],
+    part: BatchPart | None = None,
 ) -> Int[Array, "B"]:
     """Returns the ``index``-th token of every row: the most probable one, or one that is drawn.
 
@@ -73,12 +75,13 @@ def choose_tokens(
         settings: None takes the most probable one.
         key: tokens are drawn with ``jax.random.fold_in(key, index)``.
         index: how many tokens came before it.
+        part: which rows of a batch these are, default all.
     """
     if settings is None or key is None:
         return most_probable(logits_BV)
     temperature, top_k, top_p = settings
     kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
-    return draw(jax.random.fold_in(key, index), kept_BV)
+    return draw(jax.random.fold_in(key, index), kept_BV, part)
 
 
 def read_request(
@@ -146,6 +149,7 @@ def generating_programs(
         slots_read: int,
         key: Array | None,
         stop_tokens: Int[Array, "n"],
+        part: BatchPart | None = None,
     ) -> Window:
         model = evaluating(definition, parameters)
         batch = window.tokens_BS.shape[0]
@@ -155,7 +159,8 @@ def generating_programs(
         hidden = window.read(model, 0, slots_read)
         window.cache = lengths.lengthen(window.cache, window.slots - slots_read)
         last = jax.lax.dynamic_slice_in_dim(hidden, window.length - 1, 1, axis=1)
-        window.append(choose_tokens(model.logits(last)[:, 0], settings, key, index), stop_tokens)
+        chosen_B = choose_tokens(model.logits(last)[:, 0], settings, key, index, part)
+        window.append(chosen_B, stop_tokens)
         return window
 
     @functools.partial(jax.jit, donate_argnames="window")
@@ -168,6 +173,7 @@ def generating_programs(
         *,
         key: Array | None,
         stop_tokens: Int[Array, "n"],
+        part: BatchPart | None = None,
     ) -> Window:
         model = evaluating(definition, parameters)
         prepare_few_rows(model, kernels)
@@ -179,7 +185,7 @@ def generating_programs(
         def step(carry: tuple[Int[Array, ""], Window]) -> tuple[Int[Array, ""], Window]:
             made, window = carry
             logits = model.logits(window.read(model, window.length - 1, 1))
-            chosen_B = choose_tokens(logits[:, 0], settings, key, index + made)
+            chosen_B = choose_tokens(logits[:, 0], settings, key, index + made, part)
             window.append(chosen_B, stop_tokens)
             return made + 1, window
 

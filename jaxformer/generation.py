@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer.decoding import choose_cache_dtype, generating_programs, read_request
 from jaxformer.execution import lengths
+from jaxformer.execution.batch_halves import BatchPart, cut_batch, write_beside
 from jaxformer.execution.token_window import Window, lengthen_window
 from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of
 from jaxformer.parameters import split
@@ -180,30 +181,37 @@ def stream_samples(
     definition, parameters = split(model)
     dtype = choose_cache_dtype(cache_dtype, parameters["token_embedding.embedding"].dtype)
     settings = None if greedy else (temperature, top_k, top_p)
-    prompt = _Prompt(is_kept=use_cache and len(keys) > 1)
+    draws = 0 if greedy else len(rows) * len(parameters["token_embedding.embedding"])
+    parts = cut_batch(len(rows), model.config.d_model, draws, parameters.values())
+    prompts = [_Prompt(is_kept=use_cache and len(keys) > 1) for _ in parts]
     read, write = generating_programs(definition, settings, dtype)
 
     @functools.cache  # made with the second token: the first need not wait for it
-    def copied_kernels() -> FewRowKernels:
-        return few_row_kernels_of(definition, parameters, len(rows), num_tokens)
+    def copied_kernels(rows: int) -> FewRowKernels:
+        return few_row_kernels_of(definition, parameters, rows, num_tokens)
 
-    texts = []
-    for key in keys:
+    def write_part(key: Array | None, part: slice, prompt: _Prompt) -> Iterator[np.ndarray]:
+        own = rows[part]
         drawing: dict[str, Any] = {
             "key": None if greedy else key,
             "stop_tokens": np.array(stop_tokens, np.int32),
+            "part": None if len(parts) == 1 else BatchPart(np.int32(part.start), len(rows)),
         }
         prefill = functools.partial(read, parameters, **drawing)
 
-        def extend(*window: Any, drawing: dict[str, Any] = drawing) -> Window:
-            return write(parameters, copied_kernels(), *window, **drawing)
+        def extend(*window: Any) -> Window:
+            return write(parameters, copied_kernels(len(own)), *window, **drawing)
 
-        shortest = lengths.shortest_cache(model.config, len(rows), dtype)
+        shortest = lengths.shortest_cache(model.config, len(own), dtype)
         context = model.config.context_length
-        texts.append(
-            _stream(prefill, extend, rows, num_tokens, context, shortest, chunk, use_cache, prompt)
+        return _stream(
+            prefill, extend, own, num_tokens, context, shortest, chunk, use_cache, prompt
         )
-    return texts
+
+    return [
+        write_beside([write_part(key, *of_part) for of_part in zip(parts, prompts, strict=True)])
+        for key in keys
+    ]
 
 
 @dataclasses.dataclass

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, UInt
 
 from jaxformer.checks import FLOAT32_MAX, check_is_integer, check_is_number
 from jaxformer.execution import few_rows
+from jaxformer.execution.batch_halves import BatchPart
 
 # Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
 SMALLEST = 1e-30
@@ -33,13 +34,24 @@ def most_probable(logits_BV: Float[Array, "*B V"]) -> Int[Array, "*B"]:
     return jnp.min(jnp.where(is_largest_BV, ids_BV, size - 1), axis=-1).astype(int)
 
 
-def draw(key: Array, logits_BV: Float[Array, "*B V"]) -> Int[Array, "*B"]:
+def draw(
+    key: Array, logits_BV: Float[Array, "*B V"], part: BatchPart | None = None
+) -> Int[Array, "*B"]:
     """Returns ids drawn with the probabilities softmax(logits).
 
     They are those of ``jax.random.categorical`` with the same key, in half of its time on a CPU:
     the largest sum of a logit and Gumbel noise (Maddison et al., arXiv 1411.0030, section 2).
+
+    Args:
+        key: of the whole batch.
+        logits_BV: in nats.
+        part: which rows of a batch these are, default all; they get what the whole batch would.
     """
-    return most_probable(jax.random.gumbel(key, logits_BV.shape, logits_BV.dtype) + logits_BV)
+    rows = logits_BV.shape[:1] if part is None else (part.rows,)
+    noise = jax.random.gumbel(key, (*rows, *logits_BV.shape[1:]), logits_BV.dtype)
+    if part is not None:
+        noise = jax.lax.dynamic_slice_in_dim(noise, part.first, len(logits_BV))
+    return most_probable(noise + logits_BV)
 
 
 def filter_logits(

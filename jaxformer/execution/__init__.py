@@ -14,6 +14,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``shared_traces``: equal blocks are traced once, whatever their number.
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
+- ``batch_halves``: the halves of a batch, which a CPU's cores generate at the same time.
 - ``grouped_products``: products of rows with the matrix of each row's group, as experts have them.
 - ``grouped_feed_forward``: the same for the three products of a gated feed-forward.
 - ``separate_experts``: the same for few rows on a CPU, without copies of matrices.
