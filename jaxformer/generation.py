@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer.decoding import choose_cache_dtype, generating_programs, read_request
 from jaxformer.execution import lengths
-from jaxformer.execution.batch_halves import BatchPart, cut_batch, write_beside
+from jaxformer.execution.batch_halves import cut_batch, place_part, write_beside
 from jaxformer.execution.token_window import Window, lengthen_window
 from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of
 from jaxformer.parameters import split
@@ -85,7 +85,8 @@ def stream(
     the rule of this module, so a row of a batch continues as in a batch of one. The model
     computes as in evaluation mode and is left as it was. Programs are compiled once for each batch
     size, set of sampling settings, and rounded length of the prompt and of the cache; neither the
-    number of tokens nor ``chunk`` compiles anything else.
+    number of tokens nor ``chunk`` compiles anything else. On a CPU the rows may be written as two
+    halves at the same time.
 
     Args:
         model: causal.
@@ -182,7 +183,7 @@ def stream_samples(
     dtype = choose_cache_dtype(cache_dtype, parameters["token_embedding.embedding"].dtype)
     settings = None if greedy else (temperature, top_k, top_p)
     draws = 0 if greedy else len(rows) * len(parameters["token_embedding.embedding"])
-    parts = cut_batch(len(rows), model.config.d_model, draws, parameters.values())
+    parts = cut_batch(len(rows), draws, [*parameters.values()])
     prompts = [_Prompt(is_kept=use_cache and len(keys) > 1) for _ in parts]
     read, write = generating_programs(definition, settings, dtype)
 
@@ -195,7 +196,7 @@ def stream_samples(
         drawing: dict[str, Any] = {
             "key": None if greedy else key,
             "stop_tokens": np.array(stop_tokens, np.int32),
-            "part": None if len(parts) == 1 else BatchPart(np.int32(part.start), len(rows)),
+            "part": place_part(part, len(rows)),
         }
         prefill = functools.partial(read, parameters, **drawing)
 

@@ -25,24 +25,25 @@ def model():
 
 
 def test_halves_where_they_are_faster():
-    assert cut_batch(32, 256, 0, []) == [slice(0, 16), slice(16, 32)]
-    # Too few rows for the width, an odd number, too wide, too many random numbers.
-    for rows, width, draws in [(6, 256, 0), (33, 256, 0), (64, 1024, 0), (32, 256, 2**17)]:
-        assert cut_batch(rows, width, draws, []) == [slice(0, rows)]
-    assert [len(cut_batch(8, width, 0, [])) for width in (128, 256, 512)] == [2, 2, 1]
+    assert cut_batch(32, 0, []) == [slice(0, 16), slice(16, 32)]
+    # Too few rows, an odd number, too many random numbers.
+    for rows, draws in [(6, 0), (33, 0), (32, 2**17)]:
+        assert cut_batch(rows, draws, []) == [slice(0, rows)]
+    weights = [np.empty(20_000_000, np.float32)]
+    assert [len(cut_batch(rows, 0, weights)) for rows in (14, 16)] == [1, 2]
 
 
 def test_a_model_on_many_devices_is_one_batch():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     everywhere = jax.device_put(np.zeros(3), sharding)
-    assert cut_batch(32, 256, 0, [everywhere]) == [slice(0, 32)]
-    assert len(cut_batch(32, 256, 0, [jax.device_put(np.zeros(3))])) == 2
+    assert cut_batch(32, 0, [everywhere]) == [slice(0, 32)]
+    assert len(cut_batch(32, 0, [jax.device_put(np.zeros(3))])) == 2
 
 
 def test_one_core_has_the_whole_batch(monkeypatch):
     monkeypatch.setattr(batch_halves.os, "cpu_count", lambda: 1)
-    assert cut_batch(32, 256, 0, []) == [slice(0, 32)]
+    assert cut_batch(32, 0, []) == [slice(0, 32)]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,9 @@ def test_samples_of_one_prompt(model, monkeypatch):
 
 def test_a_thread_with_own_settings_has_the_whole_batch():
     with jax.default_matmul_precision("bfloat16"):
-        assert cut_batch(32, 256, 0, []) == [slice(0, 32)]
+        assert cut_batch(32, 0, []) == [slice(0, 32)]
     with jax.enable_x64(not jax.config.jax_enable_x64):
-        assert cut_batch(32, 256, 0, []) == [slice(0, 32)]
+        assert cut_batch(32, 0, []) == [slice(0, 32)]
 
 
 def test_parts_are_written_at_the_same_time():
