@@ -8,6 +8,7 @@ then extended token by token, without one it is read anew for every token: the r
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -186,10 +187,11 @@ def stream_samples(
     parts = cut_batch(len(rows), draws, [*parameters.values()])
     prompts = [_Prompt(is_kept=use_cache and len(keys) > 1) for _ in parts]
     read, write = generating_programs(definition, settings, dtype)
+    making = threading.Lock()
 
     @functools.cache  # made with the second token: the first need not wait for it
-    def copied_kernels(rows: int) -> FewRowKernels:
-        return few_row_kernels_of(definition, parameters, rows, num_tokens)
+    def copied_kernels() -> FewRowKernels:
+        return few_row_kernels_of(definition, parameters, len(rows) // len(parts), num_tokens)
 
     def write_part(key: Array | None, part: slice, prompt: _Prompt) -> Iterator[np.ndarray]:
         own = rows[part]
@@ -201,7 +203,9 @@ def stream_samples(
         prefill = functools.partial(read, parameters, **drawing)
 
         def extend(*window: Any) -> Window:
-            return write(parameters, copied_kernels(len(own)), *window, **drawing)
+            with making:  # once for both halves
+                kernels = copied_kernels()
+            return write(parameters, kernels, *window, **drawing)
 
         shortest = lengths.shortest_cache(model.config, len(own), dtype)
         context = model.config.context_length

@@ -97,6 +97,8 @@ def restore_state(
     before, now = manifest.get("devices"), strategy.description
     if before not in (None, now):
         notes.append(f"{before} -> {now}: the same run up to rounding, not bitwise")
+    if manifest["step"] > 0 and not (folder.path / "metrics.jsonl").exists():
+        notes.append(f"there is no metrics.jsonl: it begins after step {manifest['step']}")
     return state, manifest, notes, warnings + damaged
 
 

@@ -1,5 +1,6 @@
 """Runs that are cut off, for whatever reason, resume bit-exact."""
 
+import json
 import shutil
 import signal
 import time
@@ -253,6 +254,15 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(whole, whole_text,
     assert (
         "warning: run has no checkpoint: the run starts over at step 0" in capsys.readouterr().out
     )
+
+
+def test_a_run_whose_metrics_were_removed_says_where_they_begin(whole, capsys):
+    shutil.copytree(whole, "run")
+    Path("run/metrics.jsonl").unlink()
+    assert resume("run", "--steps", 31) == 0
+    assert "there is no metrics.jsonl: it begins after step 30" in capsys.readouterr().out
+    first = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 31
 
 
 def test_resuming_a_finished_run_changes_nothing_but_the_picture(whole):

@@ -325,7 +325,8 @@ def test_results_that_are_no_numbers_have_no_gradients():
     x = np.random.default_rng(0).normal(size=(4, 6))
     x[1, 2] = np.nan
     report = compare(reference, (port, params), {"input": x}, jax_inputs=x)
-    assert report.verdict == "rounding", str(report)
+    # On some processors both sides round alike.
+    assert report.verdict in ("exact", "rounding"), str(report)
     assert report.remarks[-1] == (
         "gradients were not compared: the results of the reference have NaN, and so have its "
         "inputs: input"
