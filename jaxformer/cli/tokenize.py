@@ -1,6 +1,5 @@
 """``jaxformer tokenize``: options, and a folder of tokens made of texts."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import tyro
 from jaxformer.cli.arguments import Switch, parse
 from jaxformer.cli.progress import byte_bar
 from jaxformer.errors import UsageError
+from jaxformer.execution.cores import count_cores
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> None:
             sources=sources,
             val=val,
             out=options.out,
-            workers=options.workers or available_cores(),
+            workers=options.workers or count_cores(),
         )
         with _progress() as report:
             index = make_folder(settings, report)
@@ -120,13 +120,6 @@ def _fetch(sources: tuple[Path, ...]) -> tuple[Path, ...]:
             console.print(escape(f"{size / 1e6:,.1f} MB to fetch{names}{more}"))
 
         return fetch_sources(sources, begin, advance)
-
-
-def available_cores() -> int:
-    """Returns how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _summarize(index: dict[str, Any], out: Path) -> list[str]:

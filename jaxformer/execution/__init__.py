@@ -15,6 +15,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
 - ``batch_halves``: the halves of a batch, which a CPU's cores generate at the same time.
+- ``cores``: how many cores of the processor there are to use.
 - ``grouped_products``: products of rows with the matrix of each row's group, as experts have them.
 - ``grouped_feed_forward``: the same for the three products of a gated feed-forward.
 - ``separate_experts``: the same for few rows on a CPU, without copies of matrices.

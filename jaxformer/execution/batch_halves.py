@@ -6,7 +6,6 @@ one core as by two. So the texts are cut into two halves, whose programs run bes
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -17,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
+from jaxformer.execution.cores import count_cores
 
 # From where on halves were faster, on two cores of an Intel Xeon. Each half reads all weights: 16
 # texts of a model of 76 MB gained a third, and 16 of a T5 or a Mixtral of over 150 MB lost a tenth.
@@ -63,7 +63,7 @@ def place_part(part: slice, rows: int) -> BatchPart | None:
 
 def _run_on_cores(parameters: Sequence[Any]) -> bool:
     """Whether the model lies on one CPU, which has several cores."""
-    if CompilationTarget.here().platform != "cpu" or (os.cpu_count() or 1) < 2:
+    if CompilationTarget.here().platform != "cpu" or count_cores() < 2:
         return False
     return all(len(x.devices()) == 1 for x in parameters if isinstance(x, jax.Array))
 

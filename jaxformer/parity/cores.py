@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from jaxformer.execution.cores import count_cores
+
 T = TypeVar("T")
 
 # Of fewer numbers a share is computed sooner than a thread begins.
@@ -27,7 +29,7 @@ def share(count: int, size: int, work: Callable[[slice], T]) -> list[T]:
     Returns:
         what each range gave, in order.
     """
-    parts = min(_cores(), count, size // FEWEST)
+    parts = min(count_cores(), count, size // FEWEST)
     # What computes a share already may not wait for others of its kind.
     if parts < 2 or getattr(_thread, "has_share", False):
         return [work(slice(0, count))]
@@ -59,15 +61,9 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _cores() -> int:
-    known = getattr(os, "sched_getaffinity", None)
-    return len(known(0)) if known else os.cpu_count() or 1
-
-
-@functools.cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
-        _cores() - 1,
+        count_cores() - 1,
         thread_name_prefix="jaxformer-parity",
         initializer=lambda: setattr(_thread, "has_share", True),
     )

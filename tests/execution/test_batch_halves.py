@@ -42,7 +42,7 @@ def test_a_model_on_many_devices_is_one_batch():
 
 
 def test_one_core_has_the_whole_batch(monkeypatch):
-    monkeypatch.setattr(batch_halves.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(batch_halves, "count_cores", lambda: 1)
     assert cut_batch(32, 0, []) == [slice(0, 32)]
 
 

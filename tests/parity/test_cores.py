@@ -11,7 +11,7 @@ from jaxformer.parity.cores import copy_to, share, widened
 
 @pytest.fixture
 def three_cores(monkeypatch):
-    monkeypatch.setattr(cores, "_cores", lambda: 3)
+    monkeypatch.setattr(cores, "count_cores", lambda: 3)
     cores._pool.cache_clear()
     yield
     cores._pool.cache_clear()

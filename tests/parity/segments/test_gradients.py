@@ -316,17 +316,16 @@ def test_what_cannot_be_differentiated_is_said():
 
 
 def test_results_that_are_no_numbers_have_no_gradients():
-    reference = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.ReLU())
+    reference = torch.nn.Sequential(torch.nn.Linear(300, 70), torch.nn.ReLU())
     params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
 
     def port(p, x):
         return jax.nn.relu(x @ p["0.weight"].T + p["0.bias"])
 
-    x = np.random.default_rng(0).normal(size=(4, 6))
+    x = np.random.default_rng(0).normal(size=(4, 300))
     x[1, 2] = np.nan
     report = compare(reference, (port, params), {"input": x}, jax_inputs=x)
-    # On some processors both sides round alike.
-    assert report.verdict in ("exact", "rounding"), str(report)
+    assert report.verdict == "rounding", str(report)
     assert report.remarks[-1] == (
         "gradients were not compared: the results of the reference have NaN, and so have its "
         "inputs: input"
