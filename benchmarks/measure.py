@@ -347,11 +347,11 @@ def processor() -> str:
 
 
 def vector_instructions() -> str | None:
-    """Returns the widest ones that Linux names of an x86 processor: AVX-512 or AVX2."""
+    """Returns the widest ones that Linux names of an x86 processor: AVX-512 with AMX, or less."""
     flags: set[str] = set()
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
         flags = set(next(line for line in file if line.startswith("flags")).split())
-    known = {"avx512f": "AVX-512", "avx2": "AVX2"}
+    known = {"amx_tile": "AVX-512 and AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
     return next((name for flag, name in known.items() if flag in flags), None)
 
 
