@@ -2,11 +2,13 @@
 
 torch_ref is timed the way PyTorch is at its best: the fused attention with ``is_causal``, fused
 AdamW, gradients set to None, as many threads as there are cores, batches that lie on the device
-before the clock starts, and no number read back before a turn ends.
+before the clock starts, and no number read back before a turn ends. jaxformer runs as ``train.py``
+does, with the products that are faster here.
 """
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,6 +59,7 @@ def side_names(arguments: argparse.Namespace) -> list[str]:
 def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainConfig:
     """Returns the preset with the command line's changes and every default set."""
     from jaxformer.training.parallel.devices import choose_devices
+    from jaxformer.training.products import choose_products
 
     config = PRESETS[arguments.preset]()
     if arguments.no_attention_dropout:
@@ -66,7 +69,7 @@ def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainCon
     on_cpu = arguments.batch_size or CPU_BATCHES.get(arguments.preset, config.batch_size)
     choose_devices(dataclasses.replace(config, batch_size=on_cpu))
     fitting = GPU_BATCHES if on_gpu() else CPU_BATCHES
-    return dataclasses.replace(
+    config = dataclasses.replace(
         config,
         model=dataclasses.replace(
             config.model, vocab_size=config.model.vocab_size or vocab_size
@@ -76,6 +79,7 @@ def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainCon
         dtype=arguments.dtype,
         seed=SEED,
     )  # fmt: skip
+    return choose_products(config, choose_devices(config))[0]
 
 
 def random_ids(config: TrainConfig, count: int) -> np.ndarray:
@@ -103,6 +107,7 @@ class Jaxformer:
     """Runs jaxformer as ``train.py`` does: calls of up to a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
+        from jaxformer.execution.torch_products import torch_products
         from jaxformer.training.initial_state import plan_parameters
         from jaxformer.training.parallel import StepSpec, make_strategy
         from jaxformer.training.parallel.devices import choose_devices
@@ -114,6 +119,7 @@ class Jaxformer:
         self.tokens = self.parallel.place_tokens(ids)
         self.evaluation_batch = self.parallel.evaluation_batch_size
         self._seconds_per_call, self._count = SECONDS_PER_CALL, 1
+        self._products = functools.partial(torch_products, config.products == "torch")
 
     def prepare(self, starts: np.ndarray) -> Any:
         """What ``train`` takes, of the windows that begin at ``starts`` (n, B)."""
@@ -125,9 +131,10 @@ class Jaxformer:
         while made < steps:
             count = min(self._count, steps - made)
             began = time.perf_counter()
-            self.state, history = self.parallel.train(
-                self.state, self.tokens, np.roll(starts, -made, axis=0), count
-            )
+            with self._products():
+                self.state, history = self.parallel.train(
+                    self.state, self.tokens, np.roll(starts, -made, axis=0), count
+                )
             seconds = (time.perf_counter() - began) / count
             self._count = max(1, int(self._seconds_per_call / seconds))
             made += count
@@ -135,12 +142,14 @@ class Jaxformer:
 
     def compile(self, starts: np.ndarray) -> None:
         """Compiles without a step."""
-        self.state, _ = self.parallel.train(self.state, self.tokens, starts, 0)
+        with self._products():
+            self.state, _ = self.parallel.train(self.state, self.tokens, starts, 0)
 
     def evaluate(self, tokens: Any, windows: tuple[np.ndarray, np.ndarray]) -> float:
         """Mean loss of the windows (starts, mask), in nats per token."""
         batch = self.evaluation_batch
-        loss = self.parallel.evaluate(self.state.parameters, tokens, *windows, batch)
+        with self._products():
+            loss = self.parallel.evaluate(self.state.parameters, tokens, *windows, batch)
         assert loss is not None
         return loss
 

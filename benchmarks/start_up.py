@@ -117,12 +117,14 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     import jaxformer.cli.main
     import jaxformer.training.loop  # noqa: F401  (what train.py imports)
     from jaxformer.data.corpora import load_corpus
+    from jaxformer.execution.torch_products import torch_products
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.training.experiment import Experiment
     from jaxformer.training.initial_state import plan_parameters
     from jaxformer.training.parallel import StepSpec, make_strategy
     from jaxformer.training.parallel.devices import choose_devices
     from jaxformer.training.presets import PRESETS
+    from jaxformer.training.products import choose_products
 
     stage.done("imports")
     use_compilation_cache()
@@ -130,12 +132,15 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     config = experiment.config
     devices = choose_devices(config)
     stage.done("corpus")
+    config, _ = choose_products(config, devices)
+    stage.done("products")
     parallel = make_strategy(config, StepSpec.from_config(config), devices)
     state = parallel.initial_state(plan_parameters(config.model, config.seed))
     tokens = parallel.place_tokens(experiment.train_ids)
     stage.done("model")
     starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
-    state, _ = parallel.train(state, tokens, starts, 0)
+    with torch_products(config.products == "torch"):
+        state, _ = parallel.train(state, tokens, starts, 0)
     stage.done("compile")
     parallel.train(state, tokens, starts, 1)
     stage.done("step")

@@ -120,6 +120,7 @@ def main() -> None:
         stated_peak=stated_peak(config.dtype),
         flops_per_step=sides.training_flops(config),
         batch_size=config.batch_size,
+        products=config.products,
         steps_per_turn=steps,
         untimed_steps_per_turn=untimed,
         speedup=sides.speedup(results, "seconds_per_step"),

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxformer.execution import few_rows
+from jaxformer.execution import few_rows, torch_products
 from jaxformer.execution.gpu_shapes import add_bias, fill_rows, row_product, take_rows
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
@@ -65,6 +65,8 @@ class Linear(nnx.Module):
         rows = jnp.reshape(x, (-1, x.shape[-1]))
         if self.kernel_OI is not None and few_rows.takes_copies(len(rows)):
             y = few_rows.product(rows, self.kernel_OI)
+        elif torch_products.is_wanted(rows, self.kernel[...]):
+            y = torch_products.product(rows, self.kernel[...])
         else:
             y = row_product(rows, self.kernel[...])
         return self.finish(y, x.shape[:-1])

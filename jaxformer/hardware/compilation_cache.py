@@ -1,14 +1,12 @@
 """Keeps compiled programs between runs, so that only the first run waits for the compiler."""
 
-import hashlib
-import os
-import platform
 import warnings
 from pathlib import Path
 
 import jax
 
-from jaxformer.hardware.user_folders import user_cache
+from jaxformer.hardware.processor import processor_kind
+from jaxformer.hardware.user_folders import is_private, user_cache
 
 # Beyond this the oldest programs are removed first; one of nano takes 1 MB.
 MOST_BYTES = 2 * 2**30
@@ -37,7 +35,7 @@ def use_compilation_cache(wanted: bool = True) -> Path | None:
         folder = _make_folder()
     except (OSError, RuntimeError):
         return None
-    if not _is_private(folder):
+    if not is_private(folder):
         return None
     _remove_oldest(folder)
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
@@ -49,32 +47,9 @@ def use_compilation_cache(wanted: bool = True) -> Path | None:
 
 
 def _make_folder() -> Path:
-    folder = user_cache() / "xla" / _processor()
+    folder = user_cache() / "xla" / processor_kind()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-def _processor() -> str:
-    """Returns a name for this kind of processor.
-
-    XLA loads machine code that was compiled for another CPU with only a warning, and machines of
-    several kinds may share a home folder.
-    """
-    about = [platform.machine(), platform.processor()]
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    first = lines[: lines.index("")] if "" in lines else lines
-    kinds = ("model name", "flags", "CPU implementer", "CPU part", "Features")
-    about += [line for line in first if line.startswith(kinds)]
-    return hashlib.sha256("\n".join(about).encode()).hexdigest()[:12]
-
-
-def _is_private(folder: Path) -> bool:
-    """Returns whether nobody else can write programs to a folder."""
-    about = folder.stat()
-    return about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 
 def _remove_oldest(folder: Path) -> None:

@@ -7,3 +7,9 @@ from pathlib import Path
 def user_cache() -> Path:
     """Returns the folder for what can be made or fetched again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+
+
+def is_private(folder: Path) -> bool:
+    """Returns whether nobody else can write to a folder, so that programs in it can be run."""
+    about = folder.stat()
+    return about.st_uid == os.getuid() and not about.st_mode & 0o022

@@ -19,6 +19,7 @@ from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.memory import check_countable
 from jaxformer.training.parallel.devices import check_devices, choose_devices
+from jaxformer.training.products import choose_products
 
 
 def find_plan(
@@ -59,6 +60,8 @@ def find_plan(
     if wanted is not None and not devices:
         estimate = estimate_from_model(experiment, wanted)
     else:
+        config, _ = choose_products(experiment.config, devices)
+        experiment = dataclasses.replace(experiment, config=config)
         with experiment.execution_settings():
             compiled = compile_run if wanted is None else compile_for_topology
             programs = compiled(experiment, devices)

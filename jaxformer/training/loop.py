@@ -1,6 +1,7 @@
 """The training loop: steps, evaluations and checkpoints until a run is done."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from jaxformer.training.logging.metrics import Tracker, check_trackers, read_met
 from jaxformer.training.logging.noise_scale import NoiseScale
 from jaxformer.training.logging.progress import Reporter
 from jaxformer.training.logging.run_log import RunLog
+from jaxformer.training.products import choose_products
 from jaxformer.training.profiling import Profile
 from jaxformer.training.run_folder import RunFolder
 from jaxformer.training.startup import StartingPoint, agree_on_devices, start_run
@@ -63,26 +65,25 @@ def train(
     devices = agree_on_devices(experiment)
     is_primary = processes.is_primary()
     processes.all_or_raise(lambda: check_trackers(trackers if is_primary else ()))
-    with (
-        StopSignal() as stop,
-        RunFolder(out, resume=resume) as folder,
-        experiment.execution_settings(),
-    ):
-        start = start_run(experiment, devices, folder, cast=cast)
-        processes.set_exit_hint(lambda: _describe_recovery(folder))
-        with RunLog(folder.path, experiment.config, start.step, trackers, reporter) as log:
-            log.reporter.when_reader_leaves(stop.note_lost_reader)
-            log.reporter.introduce(start.summary, start.warnings, start.notes)
-            traced = profile_steps if is_primary else None
-            try:
-                with Profile(folder.path / "profile", traced, log.reporter) as profile:
-                    scheduler = StepScheduler(stop, profile, experiment.config.steps_per_call)
-                    loop = TrainingLoop(experiment, start, folder, log, scheduler)
-                    with contextlib.closing(loop.batches):
-                        loop.run()
-            except RuntimeError as error:
-                processes.exit_if_peer_lost(error)
-                raise
+    with StopSignal() as stop, RunFolder(out, resume=resume) as folder:
+        config, notes = choose_products(experiment.config, devices, resumed=resume)
+        experiment = dataclasses.replace(experiment, config=config)
+        with experiment.execution_settings():
+            start = start_run(experiment, devices, folder, cast=cast)
+            processes.set_exit_hint(lambda: _describe_recovery(folder))
+            with RunLog(folder.path, experiment.config, start.step, trackers, reporter) as log:
+                log.reporter.when_reader_leaves(stop.note_lost_reader)
+                log.reporter.introduce(start.summary, start.warnings, notes + start.notes)
+                traced = profile_steps if is_primary else None
+                try:
+                    with Profile(folder.path / "profile", traced, log.reporter) as profile:
+                        scheduler = StepScheduler(stop, profile, experiment.config.steps_per_call)
+                        loop = TrainingLoop(experiment, start, folder, log, scheduler)
+                        with contextlib.closing(loop.batches):
+                            loop.run()
+                except RuntimeError as error:
+                    processes.exit_if_peer_lost(error)
+                    raise
 
 
 def _describe_recovery(folder: RunFolder) -> str:

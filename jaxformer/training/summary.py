@@ -20,12 +20,14 @@ def describe_run(experiment: Experiment, strategy: Strategy, folder: Path) -> di
     size = format_count(sum(p.size for p in strategy.spec.shapes.values()))
     devices = strategy.devices
     hosts = "" if processes.count() == 1 else f" in {processes.count()} processes"
+    products = ", torch's products" if config.products == "torch" else ""
     return {
         "model": f"{_layers(model)} layers, {model.attention.num_heads} heads, "
         f"{model.d_model} wide, context {model.context_length}, {size} parameters",
         "data": f"{experiment.corpus.name}, {_describe_data(experiment)}",
         "steps": f"{config.steps} of {config.batch_size} {_rows(experiment)}, {config.dtype}",
-        "devices": f"{len(devices)} × {devices[0].device_kind}{hosts}, jax {jax.__version__}",
+        "devices": f"{len(devices)} × {devices[0].device_kind}{hosts}, jax {jax.__version__}"
+        + products,
         "folder": str(folder),
     }
 

@@ -1,0 +1,80 @@
+"""Which library computes the products of a run on a CPU: XLA's, or torch's where it is faster."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from jaxformer.errors import Setting, UsageError
+from jaxformer.execution.cores import count_cores
+from jaxformer.hardware.product_choice import is_torch_faster
+from jaxformer.hardware.torch_library import UnavailableError, register_products
+from jaxformer.training.config import TrainConfig
+
+
+def choose_products(
+    config: TrainConfig, devices: Sequence[jax.Device], *, resumed: bool = False
+) -> tuple[TrainConfig, list[str]]:
+    """Returns the settings with the products decided, and what to tell the user.
+
+    A run keeps what it began with, as the last bits of its numbers differ. What an older version of
+    jaxformer began has XLA's.
+
+    Args:
+        config: the settings.
+        devices: of all processes.
+        resumed: whether the run began before.
+
+    Raises:
+        UsageError: torch's products were asked for, and this run cannot have them here.
+    """
+    chosen, notes = config.products, []
+    if chosen == "auto":
+        chosen = "torch" if not resumed and _is_torch_faster(config, devices) else "xla"
+    elif chosen == "torch":
+        reason = _why_not(config, devices)
+        if reason is not None and not resumed:
+            raise UsageError(Setting("products"), f" torch {reason}: give auto, or xla")
+        if reason is not None:
+            chosen = "xla"
+            notes.append(f"the products are XLA's from here on, as torch's {reason}")
+    return dataclasses.replace(config, products=chosen), notes
+
+
+def _is_torch_faster(config: TrainConfig, devices: Sequence[jax.Device]) -> bool:
+    # Devices beyond the cores only look like many, and wait for each other.
+    if _not_for_run(config, devices) or len(devices) > count_cores():
+        return False
+    rows = config.batch_size // config.accumulation // len(devices) * config.window
+    model = config.model
+    try:
+        if not is_torch_faster(rows, model.d_model, model.feed_forward_width, devices):
+            return False
+        register_products()
+    except UnavailableError:
+        return False
+    return True
+
+
+def _why_not(config: TrainConfig, devices: Sequence[jax.Device]) -> str | None:
+    """Returns why torch's products cannot be used; None if they can."""
+    reason = _not_for_run(config, devices)
+    if reason is not None:
+        return reason
+    try:
+        register_products()
+    except UnavailableError as error:
+        return f"cannot be used here ({error})"
+    return None
+
+
+def _not_for_run(config: TrainConfig, devices: Sequence[jax.Device]) -> str | None:
+    if devices[0].platform != "cpu":
+        return "are for CPUs"
+    if config.dtype != "float32":
+        return f"are float32, and dtype is {config.dtype}"
+    if config.strategy == "mesh":
+        return "cannot be divided over a mesh"
+    if jax.process_count() > 1:
+        return "are for a single process"
+    return None
