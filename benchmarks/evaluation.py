@@ -63,7 +63,8 @@ def main() -> None:
     ]
     measure.write(
         "evaluation", arguments, results, COLUMNS,
-        limits=limits, windows=count, products=config.products, speedup=sides.speedup(results, "seconds"),
+        limits=limits, windows=count, products=config.products,
+        speedup=sides.speedup(results, "seconds"),
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.attention_core import by_row, scaled_dot_product_attention
+from jaxformer.attention_core import scaled_dot_product_attention
+from jaxformer.execution.attention_products import by_row
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import share_heads
 from jaxformer.layers import Dropout, Linear, in_float32, project

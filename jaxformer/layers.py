@@ -62,13 +62,13 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Returns ``x``, of any leading shape, projected; in the dtype of x and of the kernel."""
-        rows = jnp.reshape(x, (-1, x.shape[-1]))
+        rows, kernel = jnp.reshape(x, (-1, x.shape[-1])), self.kernel[...]
         if self.kernel_OI is not None and few_rows.takes_copies(len(rows)):
             y = few_rows.product(rows, self.kernel_OI)
-        elif torch_products.is_wanted(rows, self.kernel[...]):
-            y = torch_products.product(rows, self.kernel[...])
+        elif len(rows) >= torch_products.FEWEST_ROWS and torch_products.are_wanted(rows, kernel):
+            y = torch_products.product(rows, kernel)
         else:
-            y = row_product(rows, self.kernel[...])
+            y = row_product(rows, kernel)
         return self.finish(y, x.shape[:-1])
 
     def finish(self, y: Float[Array, "R O"], leading: tuple[int, ...]) -> Float[Array, "... O"]:

@@ -8,6 +8,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``attention_backends``: which kernel computes an attention, and why another cannot.
 - ``fused_attention``: calls cuDNN's and splash attention's kernels, or that of the next line.
 - ``blockwise_attention``: attention over long texts on a CPU, with few scores in memory at a time.
+- ``attention_products``: the products of attention, in the layout that is fastest.
 - ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.
 - ``chunked_loss``: the loss of a large vocabulary, with few logits in memory at a time.
 - ``gpu_shapes``: layouts and sizes that XLA should be given on an NVIDIA GPU.

@@ -9,16 +9,15 @@ import jax
 
 from jaxformer.execution.scopes import check_known, set_within
 from jaxformer.execution.sharding import current_layout
-from jaxformer.execution.torch_products import TARGETS
+from jaxformer.execution.torch_products import MATRIX_TARGETS
 
 Rematerialization = Literal["none", "dots", "full"]
-
 
 
 def _are_products(primitive: Any, *arguments: Any, **parameters: Any) -> bool:
     """Keeps the products with weight matrices, those that ``torch_products`` computes too."""
     if primitive.name == "ffi_call":
-        return bool(parameters["target_name"] in TARGETS)
+        return bool(parameters["target_name"] in MATRIX_TARGETS)
     return bool(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable(
             primitive, *arguments, **parameters

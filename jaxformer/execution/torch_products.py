@@ -1,8 +1,10 @@
 """Products of a run on a CPU by the library that torch computes its own products with, Intel's MKL.
 
 On Intel's processors XLA's products reach less of the processor's speed than torch's, and narrow
-ones least. ``hardware.torch_library`` makes torch's known to XLA, as a custom call, where torch is
-installed; ``training.products`` measures which is faster. torch itself is not imported.
+ones least. ``hardware.torch_library`` makes torch's known to XLA, as custom calls, where torch is
+installed; ``training.products`` measures which are faster. torch itself is not imported.
+
+All are of float32, and are differentiated backward alone, as a training step is.
 """
 
 import contextvars
@@ -15,8 +17,14 @@ from jaxtyping import Array, Float
 from jaxformer.execution.scopes import set_within
 from jaxformer.execution.sharding import current_layout
 
-# The custom calls for A B, A Bᵀ and Aᵀ B.
-TARGETS = ("jaxformer_product", "jaxformer_product_bt", "jaxformer_product_at")
+# Custom calls for A B, A Bᵀ and Aᵀ B of matrices.
+PRODUCT, BY_TRANSPOSED, TRANSPOSED_BY = MATRIX_TARGETS = (
+    "jaxformer_product", "jaxformer_product_bt", "jaxformer_product_at",
+)  # fmt: skip
+# Of each head: queries by keys, weights by values, and transposed weights by what queries have.
+SCORES, WEIGHTED, WEIGHTED_BACK = HEAD_TARGETS = (
+    "jaxformer_scores", "jaxformer_weighted", "jaxformer_weighted_back",
+)  # fmt: skip
 # Products of fewer rows read each number of a matrix for little, and XLA's are as fast.
 FEWEST_ROWS = 32
 
@@ -26,47 +34,81 @@ _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("torch_products",
 def torch_products(wanted: bool = True) -> AbstractContextManager[None]:
     """Makes models be traced with torch's products, which must be known to XLA by then.
 
-    They are for programs on CPUs, differentiated backward alone, as a training step is. A function
-    that ``jax.jit`` has compiled keeps the products that it was traced with.
+    A function that ``jax.jit`` has compiled keeps the products that it was traced with.
     """
     return set_within(_wanted, wanted)
 
 
-def is_wanted(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> bool:
-    """Returns whether ``product`` is to compute x W.
+def are_wanted(*arrays: Float[Array, "..."]) -> bool:
+    """Returns whether torch's library is to compute the products of these arrays.
 
     XLA cannot cut a custom call into parts for the devices of a mesh.
     """
-    return (
-        _wanted.get()
-        and len(x_RI) >= FEWEST_ROWS
-        and x_RI.dtype == kernel_IO.dtype == jnp.float32
-        and current_layout() is None
-    )
+    is_possible = all(x.dtype == jnp.float32 for x in arrays) and current_layout() is None
+    return _wanted.get() and is_possible
 
 
 @jax.custom_vjp
 def product(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> Float[Array, "R O"]:
-    """Returns x W of float32 matrices, with a gradient of the same kind of products."""
-    return _call(TARGETS[0], x_RI, kernel_IO, (len(x_RI), kernel_IO.shape[1]))
+    """Returns x W."""
+    return _product(x_RI, kernel_IO)
 
 
-def _forward(
-    x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]
-) -> tuple[Float[Array, "R O"], tuple[Array, Array]]:
-    return product(x_RI, kernel_IO), (x_RI, kernel_IO)
+def _product(x_RI: Array, kernel_IO: Array) -> Array:
+    return _call(PRODUCT, x_RI, kernel_IO, (len(x_RI), kernel_IO.shape[1]))
 
 
-def _backward(kept: tuple[Array, Array], dy_RO: Float[Array, "R O"]) -> tuple[Array, Array]:
-    (x_RI, kernel_IO), (_, by_transposed, transposed_by) = kept, TARGETS
-    dx_RI = _call(by_transposed, dy_RO, kernel_IO, x_RI.shape)
-    return dx_RI, _call(transposed_by, x_RI, dy_RO, kernel_IO.shape)
+def _product_back(kept: tuple[Array, Array], dy_RO: Array) -> tuple[Array, Array]:
+    x_RI, kernel_IO = kept
+    dx_RI = _call(BY_TRANSPOSED, dy_RO, kernel_IO, x_RI.shape)
+    return dx_RI, _call(TRANSPOSED_BY, x_RI, dy_RO, kernel_IO.shape)
 
 
-product.defvjp(_forward, _backward)
+@jax.custom_vjp
+def scores(
+    q_BTNH: Float[Array, "B T N H"], k_BSKH: Float[Array, "B S K H"]
+) -> Float[Array, "B N T S"]:
+    """Returns q · k of each query and key, where query head n has key head n // (N / K)."""
+    return _scores(q_BTNH, k_BSKH)
+
+
+def _scores(q_BTNH: Array, k_BSKH: Array) -> Array:
+    batch, queries, heads, _ = q_BTNH.shape
+    return _call(SCORES, q_BTNH, k_BSKH, (batch, heads, queries, k_BSKH.shape[1]))
+
+
+def _scores_back(kept: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
+    q_BTNH, k_BSKH = kept
+    dq_BTNH = _call(WEIGHTED, ds_BNTS, k_BSKH, q_BTNH.shape)
+    return dq_BTNH, _call(WEIGHTED_BACK, ds_BNTS, q_BTNH, k_BSKH.shape)
+
+
+@jax.custom_vjp
+def weighted(
+    p_BNTS: Float[Array, "B N T S"], v_BSKH: Float[Array, "B S K H"]
+) -> Float[Array, "B T N H"]:
+    """Returns Σ p · v over the keys of a query, where query head n has value head n // (N / K)."""
+    return _weighted(p_BNTS, v_BSKH)
+
+
+def _weighted(p_BNTS: Array, v_BSKH: Array) -> Array:
+    batch, heads, queries, _ = p_BNTS.shape
+    return _call(WEIGHTED, p_BNTS, v_BSKH, (batch, queries, heads, v_BSKH.shape[3]))
+
+
+def _weighted_back(kept: tuple[Array, Array], dy_BTNH: Array) -> tuple[Array, Array]:
+    p_BNTS, v_BSKH = kept
+    dp_BNTS = _call(SCORES, dy_BTNH, v_BSKH, p_BNTS.shape)
+    return dp_BNTS, _call(WEIGHTED_BACK, p_BNTS, dy_BTNH, v_BSKH.shape)
 
 
 def _call(target: str, a: Array, b: Array, shape: tuple[int, ...]) -> Array:
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     computed: Array = jax.ffi.ffi_call(target, result, vmap_method="sequential")(a, b)
     return computed
+
+
+# Forward passes call ``_product`` and the like, whose custom calls ``rematerialization`` can see.
+product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_back)
+scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_back)
+weighted.defvjp(lambda p, v: (_weighted(p, v), (p, v)), _weighted_back)

@@ -30,9 +30,7 @@ SECONDS, FEWEST_TURNS = 0.5, 5
 OPERATIONS_IN_TURN = 1e9
 
 
-def is_torch_faster(
-    rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]
-) -> bool:
+def is_torch_faster(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]) -> bool:
     """Returns whether torch's products are faster for a feed-forward, forward and backward.
 
     It is measured once for each kind of processor, versions and shape, and kept in the user's

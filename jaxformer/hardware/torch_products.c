@@ -32,58 +32,30 @@ static const double kFewestOperations = 1e6;
 // A multiple of the numbers in a register.
 static const int kBlockStep = 16;
 
-// A product, and how far it is. Threads take blocks one after the other. The thread that waits for
-// them takes blocks too, so that it never waits for one that nobody computes.
-typedef struct {
-  const float *a, *b;
-  float* c;
-  int rows, columns, inner, a_stride, b_stride;
-  bool transpose_a, transpose_b;
-  // Rows of the result, or else columns, are cut into so many blocks of this width.
-  bool cuts_rows;
-  int width, count;
+// What threads do together: they take blocks one after the other. The thread that waits for them
+// takes blocks too, so that it never waits for one that nobody computes.
+typedef struct Job {
+  void (*compute)(const struct Job* job, int block);
+  int count;
   atomic_int next, done, owners;
-} Product;
+} Job;
 
-static void compute_block(const Product* p, int block) {
-  const int64_t first = (int64_t)block * p->width;
-  const int64_t rest = (p->cuts_rows ? p->rows : p->columns) - first;
-  const int width = rest < p->width ? (int)rest : p->width;
-  const int rows = p->cuts_rows ? width : p->rows;
-  const int columns = p->cuts_rows ? p->columns : width;
-  const float *a = p->a, *b = p->b;
-  float* c = p->c;
-  if (p->cuts_rows) {
-    a += p->transpose_a ? first : first * p->a_stride;
-    c += first * p->columns;
-  } else {
-    b += p->transpose_b ? first * p->b_stride : first;
-    c += first;
-  }
-  const float one = 1, zero = 0;
-  const int before = set_threads(1);
-  // What is C row after row is Cᵀ column after column, and Cᵀ = Bᵀ Aᵀ.
-  sgemm(p->transpose_b ? "T" : "N", p->transpose_a ? "T" : "N", &columns, &rows, &p->inner, &one, b,
-        &p->b_stride, a, &p->a_stride, &zero, c, &p->columns);
-  set_threads(before);
-}
-
-static void compute_blocks(Product* p) {
-  for (int block = atomic_fetch_add(&p->next, 1); block < p->count;
-       block = atomic_fetch_add(&p->next, 1)) {
-    compute_block(p, block);
-    atomic_fetch_add(&p->done, 1);
+static void compute_blocks(Job* job) {
+  for (int block = atomic_fetch_add(&job->next, 1); block < job->count;
+       block = atomic_fetch_add(&job->next, 1)) {
+    job->compute(job, block);
+    atomic_fetch_add(&job->done, 1);
   }
 }
 
 // A thread of the pool may come only after the last block was taken: the last one to leave frees.
-static void leave(Product* p) {
-  if (atomic_fetch_sub(&p->owners, 1) == 1) free(p);
+static void leave(Job* job) {
+  if (atomic_fetch_sub(&job->owners, 1) == 1) free(job);
 }
 
-static void run_task(void* product) {
-  compute_blocks(product);
-  leave(product);
+static void run_task(void* job) {
+  compute_blocks(job);
+  leave(job);
 }
 
 static bool succeeded(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
@@ -102,23 +74,114 @@ static int count_threads(const XLA_FFI_CallFrame* frame) {
   return threads < 1 ? 1 : (int)threads;
 }
 
-static void hand_to_pool(const XLA_FFI_CallFrame* frame, Product* p) {
-  for (int i = 1; i < p->count; ++i) {
+// Computes all blocks on so many threads, and frees the job.
+static void finish(Job* job, const XLA_FFI_CallFrame* frame, int threads) {
+  atomic_init(&job->next, 0);
+  atomic_init(&job->done, 0);
+  atomic_init(&job->owners, 1);
+  for (int i = 1; i < threads && i < job->count; ++i) {
     XLA_FFI_ThreadPool_Schedule_Args arguments = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE,
-                                                  NULL, frame->ctx, run_task, p};
-    atomic_fetch_add(&p->owners, 1);
-    if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_Schedule(&arguments))) leave(p);
+                                                  NULL, frame->ctx, run_task, job};
+    atomic_fetch_add(&job->owners, 1);
+    if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_Schedule(&arguments))) leave(job);
   }
+  compute_blocks(job);
+  while (atomic_load(&job->done) < job->count) sched_yield();
+  leave(job);
+}
+
+// A matrix: where it begins, and how far apart its rows are.
+typedef struct {
+  float* data;
+  int stride;
+} Matrix;
+
+// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
+static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
+                              int rows, int columns, int inner, bool adds) {
+  const float one = 1, beta = adds ? 1 : 0;
+  const int before = set_threads(1);
+  // What is C row after row is Cᵀ column after column, and Cᵀ = Bᵀ Aᵀ.
+  sgemm(transpose_b ? "T" : "N", transpose_a ? "T" : "N", &columns, &rows, &inner, &one, b.data,
+        &b.stride, a.data, &a.stride, &beta, c.data, &c.stride);
+  set_threads(before);
+}
+
+// A product of two matrices, of which each block is some rows of the result, or some columns.
+typedef struct {
+  Job job;
+  Matrix a, b, c;
+  int rows, columns, inner;
+  bool transpose_a, transpose_b;
+  bool cuts_rows;
+  int width;
+} Product;
+
+static void compute_part(const Job* job, int block) {
+  const Product* p = (const Product*)job;
+  const int64_t first = (int64_t)block * p->width;
+  const int64_t rest = (p->cuts_rows ? p->rows : p->columns) - first;
+  const int width = rest < p->width ? (int)rest : p->width;
+  Matrix a = p->a, b = p->b, c = p->c;
+  if (p->cuts_rows) {
+    a.data += p->transpose_a ? first : first * a.stride;
+    c.data += first * c.stride;
+  } else {
+    b.data += p->transpose_b ? first * b.stride : first;
+    c.data += first;
+  }
+  multiply_matrices(a, p->transpose_a, b, p->transpose_b, c, p->cuts_rows ? width : p->rows,
+                    p->cuts_rows ? p->columns : width, p->inner, false);
 }
 
 static void cut(Product* p, int threads) {
-  const bool is_short = 2.0 * p->rows * p->columns * p->inner < kFewestOperations;
   p->cuts_rows = p->rows >= p->columns / 2;
   const int size = p->cuts_rows ? p->rows : p->columns;
-  const int parts = is_short ? 1 : threads;
-  const int share = size / parts + (size % parts != 0);
+  const int share = size / threads + (size % threads != 0);
   p->width = (share + kBlockStep - 1) / kBlockStep * kBlockStep;
-  p->count = size / p->width + (size % p->width != 0);
+  p->job.count = size / p->width + (size % p->width != 0);
+}
+
+// Products of each head of each text, of which one array or two have the heads within a token.
+typedef enum { kScores, kWeighted, kWeightedBack } Form;
+
+typedef struct {
+  Job job;
+  Form form;
+  float *a, *b, *c;
+  int texts, queries, keys, heads, key_heads, width;
+} Heads;
+
+// Where the matrix (tokens, width) of a head begins in an array (texts, tokens, heads, width).
+static Matrix head_of(float* array, int text, int tokens, int head, int heads, int width) {
+  const Matrix found = {array + ((int64_t)text * tokens * heads + head) * width, heads * width};
+  return found;
+}
+
+static void compute_head(const Job* job, int block) {
+  const Heads* p = (const Heads*)job;
+  const int shared = p->heads / p->key_heads;
+  const int text = block / p->key_heads, key_head = block % p->key_heads;
+  for (int i = 0; i < shared; ++i) {
+    const int head = key_head * shared + i;
+    float* weights = p->form == kScores ? p->c : p->a;
+    const Matrix of_weights = {
+        weights + ((int64_t)text * p->heads + head) * p->queries * p->keys, p->keys};
+    float* per_query = p->form == kScores ? p->a : p->form == kWeighted ? p->c : p->b;
+    float* per_key = p->form == kWeightedBack ? p->c : p->b;
+    const Matrix of_queries = head_of(per_query, text, p->queries, head, p->heads, p->width);
+    const Matrix of_keys = head_of(per_key, text, p->keys, key_head, p->key_heads, p->width);
+    if (p->form == kScores) {
+      multiply_matrices(of_queries, false, of_keys, true, of_weights, p->queries, p->keys,
+                        p->width, false);
+    } else if (p->form == kWeighted) {
+      multiply_matrices(of_weights, false, of_keys, false, of_queries, p->queries, p->width,
+                        p->keys, false);
+    } else {
+      multiply_matrices(of_weights, true, of_queries, false, of_keys, p->keys, p->width,
+                        p->queries, i > 0);
+    }
+  }
 }
 
 // XLA asks first what version of the interface this was built for.
@@ -138,6 +201,8 @@ static XLA_FFI_Error* fail(const XLA_FFI_Api* api, const char* message) {
   return api->XLA_FFI_Error_Create(&arguments);
 }
 
+static bool is_short(double operations) { return operations < kFewestOperations; }
+
 static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool transpose_b) {
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* a = frame->args.args[0];
@@ -145,24 +210,44 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
   const XLA_FFI_Buffer* c = frame->rets.rets[0];
   Product* p = malloc(sizeof(Product));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
-  p->a = a->data;
-  p->b = b->data;
-  p->c = c->data;
+  p->job.compute = compute_part;
+  p->a = (Matrix){a->data, (int)a->dims[1]};
+  p->b = (Matrix){b->data, (int)b->dims[1]};
+  p->c = (Matrix){c->data, (int)c->dims[1]};
   p->rows = (int)c->dims[0];
   p->columns = (int)c->dims[1];
   p->inner = (int)a->dims[transpose_a ? 0 : 1];
-  p->a_stride = (int)a->dims[1];
-  p->b_stride = (int)b->dims[1];
   p->transpose_a = transpose_a;
   p->transpose_b = transpose_b;
-  cut(p, count_threads(frame));
-  atomic_init(&p->next, 0);
-  atomic_init(&p->done, 0);
-  atomic_init(&p->owners, 1);
-  hand_to_pool(frame, p);
-  compute_blocks(p);
-  while (atomic_load(&p->done) < p->count) sched_yield();
-  leave(p);
+  const int threads = is_short(2.0 * p->rows * p->columns * p->inner) ? 1 : count_threads(frame);
+  cut(p, threads);
+  finish(&p->job, frame, threads);
+  return NULL;
+}
+
+static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
+  if (answers_question(frame)) return NULL;
+  const XLA_FFI_Buffer* a = frame->args.args[0];
+  const XLA_FFI_Buffer* b = frame->args.args[1];
+  const XLA_FFI_Buffer* c = frame->rets.rets[0];
+  const XLA_FFI_Buffer* weights = form == kScores ? c : a;
+  const XLA_FFI_Buffer* per_key = form == kWeightedBack ? c : b;
+  Heads* p = malloc(sizeof(Heads));
+  if (p == NULL) return fail(frame->api, "no memory for a matrix product");
+  p->job.compute = compute_head;
+  p->form = form;
+  p->a = a->data;
+  p->b = b->data;
+  p->c = c->data;
+  p->texts = (int)weights->dims[0];
+  p->heads = (int)weights->dims[1];
+  p->queries = (int)weights->dims[2];
+  p->keys = (int)weights->dims[3];
+  p->key_heads = (int)per_key->dims[2];
+  p->width = (int)per_key->dims[3];
+  p->job.count = p->texts * p->key_heads;
+  const double pairs = (double)p->texts * p->heads * p->queries * p->keys;
+  finish(&p->job, frame, is_short(2 * pairs * p->width) ? 1 : count_threads(frame));
   return NULL;
 }
 
@@ -176,4 +261,14 @@ XLA_FFI_Error* jaxformer_product_bt(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* jaxformer_product_at(XLA_FFI_CallFrame* frame) {
   return multiply(frame, true, false);
+}
+
+XLA_FFI_Error* jaxformer_scores(XLA_FFI_CallFrame* frame) { return multiply_heads(frame, kScores); }
+
+XLA_FFI_Error* jaxformer_weighted(XLA_FFI_CallFrame* frame) {
+  return multiply_heads(frame, kWeighted);
+}
+
+XLA_FFI_Error* jaxformer_weighted_back(XLA_FFI_CallFrame* frame) {
+  return multiply_heads(frame, kWeightedBack);
 }

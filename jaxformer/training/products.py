@@ -11,6 +11,9 @@ from jaxformer.hardware.product_choice import is_torch_faster
 from jaxformer.hardware.torch_library import UnavailableError, register_products
 from jaxformer.training.config import TrainConfig
 
+# Of a product in a feed-forward. A run with smaller ones is over soon, whatever computes them.
+FEWEST_OPERATIONS = 1e7
+
 
 def choose_products(
     config: TrainConfig, devices: Sequence[jax.Device], *, resumed: bool = False
@@ -34,7 +37,7 @@ def choose_products(
     elif chosen == "torch":
         reason = _why_not(config, devices)
         if reason is not None and not resumed:
-            raise UsageError(Setting("products"), f" torch {reason}: give auto, or xla")
+            raise UsageError(f"torch's products {reason}: give another ", Setting("products"))
         if reason is not None:
             chosen = "xla"
             notes.append(f"the products are XLA's from here on, as torch's {reason}")
@@ -47,6 +50,8 @@ def _is_torch_faster(config: TrainConfig, devices: Sequence[jax.Device]) -> bool
         return False
     rows = config.batch_size // config.accumulation // len(devices) * config.window
     model = config.model
+    if 2 * rows * model.d_model * model.feed_forward_width < FEWEST_OPERATIONS:
+        return False
     try:
         if not is_torch_faster(rows, model.d_model, model.feed_forward_width, devices):
             return False

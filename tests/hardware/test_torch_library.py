@@ -1,4 +1,4 @@
-"""torch's products as a custom call of XLA: right ones, always the same, and clear where missing."""
+"""torch's products as custom calls of XLA: right, always the same, and clear where missing."""
 
 import os
 import subprocess
@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.execution.torch_products import FEWEST_ROWS, is_wanted, product, torch_products
+from jaxformer.execution.sharding import layout
+from jaxformer.execution.torch_products import (
+    FEWEST_ROWS,
+    are_wanted,
+    product,
+    scores,
+    torch_products,
+    weighted,
+)
 from jaxformer.hardware import torch_library
 from jaxformer.hardware.torch_library import UnavailableError, register_products
 
@@ -22,7 +30,14 @@ except UnavailableError as error:
 
 needs_products = pytest.mark.skipif(bool(MISSING), reason=f"torch's products: {MISSING}")
 # Few rows, no multiple of anything, cut by rows, by columns, a single column, a long sum.
-SHAPES = [(33, 7, 301), (256, 129, 517), (1000, 64, 48), (40, 300, 3000), (77, 50, 1), (32, 5000, 9)]
+SHAPES = [
+    (33, 7, 301),
+    (256, 129, 517),
+    (1000, 64, 48),
+    (40, 300, 3000),
+    (77, 50, 1),
+    (32, 5000, 9),
+]
 
 
 def matrices(rows, inputs, outputs, seed=0):
@@ -90,16 +105,59 @@ def test_texts_side_by_side_are_computed_one_after_the_other():
     check_product(found.reshape(120, 30), x, kernel)
 
 
-def test_only_float32_with_many_rows_outside_a_mesh_is_torchs():
+HEADS = [(3, 5, 7, 4, 2, 6), (2, 33, 65, 6, 1, 16), (1, 128, 128, 3, 3, 64), (5, 1, 9, 2, 2, 8)]
+
+
+@needs_products
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape):
+    """Beside einsum in float64; heads of queries that share one of keys add up their gradients."""
+    batch, queries, keys, heads, key_heads, width = shape
+    random = np.random.default_rng(0)
+    q = random.standard_normal((batch, queries, heads, width), np.float32)
+    k = random.standard_normal((batch, keys, key_heads, width), np.float32)
+    p = random.standard_normal((batch, heads, queries, keys), np.float32)
+
+    def in_float64(sign, q, k, p):
+        """With absolute values in place of all numbers, what the bounds are made of."""
+        q, k, p = (np.abs(x) if sign else x for x in (q, k, p))
+        k = np.repeat(k, heads // key_heads, axis=2)
+        return np.einsum("btnh,bsnh->bnts", q, k), np.einsum("bnts,bsnh->btnh", p, k)
+
+    def share(x):
+        return x.reshape(batch, keys, key_heads, -1, width).sum(axis=3)
+
+    s, pull = jax.vjp(jax.jit(scores), q, k)
+    dq, dk = pull(jnp.asarray(p))
+    o, pull = jax.vjp(jax.jit(weighted), p, k)
+    dp, dv = pull(jnp.asarray(q))
+    wide = [x.astype(np.float64) for x in (q, k, p)]
+    expected, bounds = in_float64(False, *wide), in_float64(True, *wide)
+    back = [share(np.einsum("bnts,btnh->bsnh", f(wide[2]), f(wide[0]))) for f in (np.copy, np.abs)]
+    eps = np.finfo(np.float32).eps / 2
+    for found, exact, size, terms in (
+        (s, expected[0], bounds[0], width),
+        (dp, expected[0], bounds[0], width),
+        (o, expected[1], bounds[1], keys),
+        (dq, expected[1], bounds[1], keys),
+        (dk, *back, queries * heads // key_heads),
+        (dv, *back, queries * heads // key_heads),
+    ):
+        assert found.shape == exact.shape
+        assert np.all(np.abs(np.asarray(found, np.float64) - exact) <= terms * eps * size)
+
+
+def test_only_float32_outside_a_mesh_is_torchs():
     x, kernel = jnp.zeros((FEWEST_ROWS, 5)), jnp.zeros((5, 4))
-    assert not is_wanted(x, kernel)
+    assert not are_wanted(x, kernel)
     with torch_products():
-        assert is_wanted(x, kernel)
-        assert not is_wanted(x[1:], kernel)
-        assert not is_wanted(x.astype(jnp.bfloat16), kernel)
-        assert not is_wanted(x, kernel.astype(jnp.bfloat16))
+        assert are_wanted(x, kernel)
+        assert not are_wanted(x.astype(jnp.bfloat16), kernel)
+        assert not are_wanted(x, kernel.astype(jnp.bfloat16))
         with torch_products(False):
-            assert not is_wanted(x, kernel)
+            assert not are_wanted(x, kernel)
+    with torch_products(), layout(object()):
+        assert not are_wanted(x, kernel)
 
 
 @pytest.fixture
@@ -126,17 +184,17 @@ def test_why_nothing_can_be_built_is_said(empty_cache, tmp_path, monkeypatch):
     compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    with pytest.raises(UnavailableError, match="cannot build the custom calls: no such flag$"):
+    with pytest.raises(UnavailableError, match=r"cannot build the custom calls: no such flag$"):
         torch_library._build()
     assert list(empty_cache.iterdir()) == []
     empty_cache.chmod(0o777)
-    with pytest.raises(UnavailableError, match="^others can write to "):
+    with pytest.raises(UnavailableError, match=r"^others can write to "):
         torch_library._build()
 
 
 def test_a_torch_without_mkl_is_said_to_be_so():
     library = torch_library.ctypes.CDLL(None)
-    with pytest.raises(UnavailableError, match="was built without Intel's MKL$"):
+    with pytest.raises(UnavailableError, match=r"was built without Intel's MKL$"):
         torch_library._function(library, "no_such_function_")
 
 
@@ -147,7 +205,7 @@ def test_without_torch_it_is_said(monkeypatch):
         raise torch_library.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(torch_library.metadata, "version", missing)
-    with pytest.raises(UnavailableError, match="^torch is not installed$"):
+    with pytest.raises(UnavailableError, match=r"^torch is not installed$"):
         torch_library._load_torch()
 
 
