@@ -175,10 +175,13 @@ def _jax_step(family: Family) -> Callable[[int], float]:
     import jax
 
     from jaxformer.config import OptimizerConfig
+    from jaxformer.execution.torch_products import torch_products
+    from jaxformer.hardware.product_choice import is_torch_faster
     from jaxformer.parameters import split
     from jaxformer.train_step import TrainState
     from jaxformer.training.parallel import PmapStrategy, StepSpec
 
+    config = family.candidate.config
     definition, parameters = split(family.candidate)
     shapes = jax.eval_shape(lambda: parameters)
     if family.reference is None:
@@ -192,7 +195,11 @@ def _jax_step(family: Family) -> Callable[[int], float]:
         batch_size=family.rows, context_length=family.length, uses_dropout=False,
         row="pairs" if family.source_length else "ids", source_length=family.source_length,
     )  # fmt: skip
-    parallel = PmapStrategy(spec, jax.local_devices()[:1])
+    devices = jax.local_devices()[:1]
+    # As a run chooses them.
+    shape = family.rows * family.length, config.d_model, config.feed_forward_width
+    has_torch_products = is_torch_faster(*shape, devices)
+    parallel = PmapStrategy(spec, devices)
     # Copies, as steps write over their state.
     state = parallel.place(TrainState.create(jax.tree.map(np.asarray, parameters), optimizer))
     del parameters
@@ -206,7 +213,8 @@ def _jax_step(family: Family) -> Callable[[int], float]:
     def step(count: int) -> float:
         nonlocal state
         placed = parallel.place_windows(lambda chosen: np.stack([rows[chosen]] * count), count)
-        state, history = parallel.train(state, None, placed, count)
+        with torch_products(has_torch_products):
+            state, history = parallel.train(state, None, placed, count)
         return float(history["train_loss"][-1])
 
     return step

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.execution.grouped_products import Block, block_sizes, find_groups, over_blocks
+from jaxformer.execution import torch_products
+from jaxformer.execution.grouped_products import (
+    Block,
+    block_sizes,
+    find_groups,
+    first_rows,
+    over_blocks,
+)
 
 # (gate, up, biases, keep) of a block, whose arrays are (S, F), to its hidden activations (S, F).
 Activate = Callable[[Array, Array, Any, Array | None], Array]
@@ -27,7 +34,6 @@ class Kernels(NamedTuple):
     down: Float[Array, "E F D"]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def grouped_feed_forward(
     x: Float[Array, "R D"],
     kernels: Kernels,
@@ -47,6 +53,22 @@ def grouped_feed_forward(
         activate: makes the hidden activations of both products. Layers that have equal ones are
             traced once.
     """
+    if torch_products.are_wanted(x, *kernels) and not jax.tree.leaves(biases):
+        first = first_rows(groups, len(kernels.gate))
+        gate, up = (torch_products.grouped(x, kernel, first) for kernel in kernels[:2])
+        return torch_products.grouped(activate(gate, up, biases, keep), kernels.down, first)
+    return _by_blocks(x, kernels, biases, keep, groups, activate)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _by_blocks(
+    x: Float[Array, "R D"],
+    kernels: Kernels,
+    biases: Any,
+    keep: Bool[Array, "R F"] | None,
+    groups: Int[Array, "R"],
+    activate: Activate,
+) -> Float[Array, "R D"]:
     y, _ = _multiply(x, kernels, biases, keep, groups, activate, keeps_products=False)
     return y
 
@@ -61,7 +83,7 @@ def _backward(activate: Activate, kept: tuple[Any, ...], gradient: Array) -> tup
     return *_multiply_back(*kept, gradient, activate), None, None
 
 
-grouped_feed_forward.defvjp(_forward, _backward)
+_by_blocks.defvjp(_forward, _backward)
 
 
 # Layers of equal shapes have their loops traced once for all.

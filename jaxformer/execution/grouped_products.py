@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
+from jaxformer.execution import torch_products
+
 # The largest block holds half as many rows again as a group has on average, and at most as many: a
 # product of so many loses nothing to a larger one.
 MOST_ROWS = 512
@@ -161,7 +163,20 @@ def grouped_product(
         groups: the group of each row, ascending in [0, E). A row of group E is of none: what it
             gets means nothing, and a gradient of it must be zero.
     """
+    if torch_products.are_wanted(x, kernel):
+        return torch_products.grouped(x, kernel, first_rows(groups, len(kernel)))
     return _product(x, kernel, groups, block_sizes(x.shape[0], kernel.shape[0]))
+
+
+def first_rows(groups: Int[Array, "R"], count: int) -> Int[Array, "E+1"]:
+    """Returns where the rows of each of ``count`` groups begin, and the number of rows they have.
+
+    Args:
+        groups: the group of each row, ascending; those of group ``count`` are of none.
+        count: how many groups there are.
+    """
+    counts = jnp.zeros(count, jnp.int32).at[groups].add(1)
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
 
 
 def block_sizes(rows: int, groups: int) -> tuple[int, ...]:
@@ -206,8 +221,8 @@ def find_groups(groups: Int[Array, "R"], count: int, sizes: tuple[int, ...]) -> 
         count: how many groups there are.
         sizes: the rows of blocks, ascending.
     """
-    counts = jnp.zeros(count, jnp.int32).at[groups].add(1)
-    first = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
+    first = first_rows(groups, count)
+    counts = jnp.diff(first)
     used = jnp.argsort(counts == 0, stable=True)
     return Groups(used, jnp.sum(counts > 0), first, sizes)
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.scopes import set_within
 from jaxformer.execution.sharding import current_layout
@@ -25,6 +25,11 @@ PRODUCT, BY_TRANSPOSED, TRANSPOSED_BY = MATRIX_TARGETS = (
 SCORES, WEIGHTED, WEIGHTED_BACK = HEAD_TARGETS = (
     "jaxformer_scores", "jaxformer_weighted", "jaxformer_weighted_back",
 )  # fmt: skip
+# Of rows in groups: with the group's matrix, with it transposed, and the matrices of groups.
+GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = GROUP_TARGETS = (
+    "jaxformer_grouped", "jaxformer_grouped_bt", "jaxformer_grouped_matrices",
+)  # fmt: skip
+TARGETS = MATRIX_TARGETS + HEAD_TARGETS + GROUP_TARGETS
 # Products of fewer rows read each number of a matrix for little, and XLA's are as fast.
 FEWEST_ROWS = 32
 
@@ -102,9 +107,33 @@ def _weighted_back(kept: tuple[Array, Array], dy_BTNH: Array) -> tuple[Array, Ar
     return dp_BNTS, _call(WEIGHTED_BACK, p_BNTS, dy_BTNH, v_BSKH.shape)
 
 
-def _call(target: str, a: Array, b: Array, shape: tuple[int, ...]) -> Array:
+@jax.custom_vjp
+def grouped(
+    x_RI: Float[Array, "R I"], kernel_EIO: Float[Array, "E I O"], first: Int[Array, "E+1"]
+) -> Float[Array, "R O"]:
+    """Returns the product of each row with the matrix of its group; zeros for rows of no group.
+
+    Args:
+        x_RI: rows, sorted by group, and then those of none.
+        kernel_EIO: a matrix for each group.
+        first: where the rows of each group begin, and where those of the last one end, int32.
+    """
+    return _grouped(x_RI, kernel_EIO, first)
+
+
+def _grouped(x_RI: Array, kernel_EIO: Array, first: Array) -> Array:
+    return _call(GROUPED, x_RI, kernel_EIO, (len(x_RI), kernel_EIO.shape[2]), first)
+
+
+def _grouped_back(kept: tuple[Array, Array, Array], dy_RO: Array) -> tuple[Array, Array, None]:
+    x_RI, kernel_EIO, first = kept
+    dx_RI = _call(GROUPED_BY_TRANSPOSED, dy_RO, kernel_EIO, x_RI.shape, first)
+    return dx_RI, _call(GROUPED_MATRICES, x_RI, dy_RO, kernel_EIO.shape, first), None
+
+
+def _call(target: str, a: Array, b: Array, shape: tuple[int, ...], *others: Array) -> Array:
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
-    computed: Array = jax.ffi.ffi_call(target, result, vmap_method="sequential")(a, b)
+    computed: Array = jax.ffi.ffi_call(target, result, vmap_method="sequential")(a, b, *others)
     return computed
 
 
@@ -112,3 +141,6 @@ def _call(target: str, a: Array, b: Array, shape: tuple[int, ...]) -> Array:
 product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_back)
 scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_back)
 weighted.defvjp(lambda p, v: (_weighted(p, v), (p, v)), _weighted_back)
+grouped.defvjp(
+    lambda x, kernel, first: (_grouped(x, kernel, first), (x, kernel, first)), _grouped_back
+)

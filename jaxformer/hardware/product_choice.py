@@ -18,7 +18,11 @@ from jaxtyping import Array, Float
 
 from jaxformer.execution.torch_products import product
 from jaxformer.hardware.processor import processor_kind
-from jaxformer.hardware.torch_library import register_products, torch_version
+from jaxformer.hardware.torch_library import (
+    UnavailableError,
+    register_products,
+    torch_version,
+)
 from jaxformer.hardware.user_folders import user_cache
 from jaxformer.storage.durable_files import atomic_write_text
 
@@ -31,16 +35,29 @@ OPERATIONS_IN_TURN = 1e9
 
 
 def is_torch_faster(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]) -> bool:
-    """Returns whether torch's products are faster for a feed-forward, forward and backward.
+    """Returns whether torch's products are faster for a feed-forward, and known to XLA.
 
-    It is measured once for each kind of processor, versions and shape, and kept in the user's
-    cache. A machine that is busy meanwhile may answer otherwise than a quiet one.
+    It is measured, forward and backward, once for each kind of processor, versions and shape, and
+    kept in the user's cache. A machine that is busy meanwhile may answer otherwise than a quiet
+    one.
 
     Args:
         rows: of each device, R.
         inputs: of the feed-forward, D.
         outputs: of its first matrix, F.
         devices: CPU devices, which compute at the same time.
+    """
+    try:
+        if _gain_here(rows, inputs, outputs, devices) < LEAST_GAIN:
+            return False
+        register_products()
+    except UnavailableError:
+        return False
+    return True
+
+
+def _gain_here(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]) -> float:
+    """Returns ``_gain``, measured now or before.
 
     Raises:
         UnavailableError: torch's products cannot be used here.
@@ -53,7 +70,7 @@ def is_torch_faster(rows: int, inputs: int, outputs: int, devices: Sequence[jax.
         register_products()
         known = {**_read(path), key: round(_gain(rows, inputs, outputs, devices), 3)}
         _write(path, known)
-    return known[key] >= LEAST_GAIN
+    return known[key]
 
 
 def _read(path: Path) -> dict[str, float]:

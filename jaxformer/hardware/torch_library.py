@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from jaxformer.execution.torch_products import HEAD_TARGETS, MATRIX_TARGETS
+from jaxformer.execution.torch_products import TARGETS
 from jaxformer.hardware.user_folders import is_private, user_cache
 
 SOURCE = Path(__file__).with_name("torch_products.c")
@@ -56,7 +56,7 @@ def register_products() -> None:
     except OSError as error:
         raise UnavailableError(f"what was built cannot be loaded: {error}") from error
     handler.jaxformer_set_functions(product, threads)
-    for name in MATRIX_TARGETS + HEAD_TARGETS:
+    for name in TARGETS:
         call = jax.ffi.pycapsule(getattr(handler, name))
         jax.ffi.register_ffi_target(name, call, platform="cpu")
 

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "xla/ffi/api/c_api.h"
 
@@ -134,12 +135,16 @@ static void compute_part(const Job* job, int block) {
                     p->cuts_rows ? p->columns : width, p->inner, false);
 }
 
+// Cuts so many rows or columns into at most so many parts.
+static void cut_evenly(int size, int most, int* width, int* parts) {
+  const int share = size / most + (size % most != 0);
+  *width = (share + kBlockStep - 1) / kBlockStep * kBlockStep;
+  *parts = size / *width + (size % *width != 0);
+}
+
 static void cut(Product* p, int threads) {
   p->cuts_rows = p->rows >= p->columns / 2;
-  const int size = p->cuts_rows ? p->rows : p->columns;
-  const int share = size / threads + (size % threads != 0);
-  p->width = (share + kBlockStep - 1) / kBlockStep * kBlockStep;
-  p->job.count = size / p->width + (size % p->width != 0);
+  cut_evenly(p->cuts_rows ? p->rows : p->columns, threads, &p->width, &p->job.count);
 }
 
 // Products of each head of each text, of which one array or two have the heads within a token.
@@ -182,6 +187,47 @@ static void compute_head(const Job* job, int block) {
                         p->queries, i > 0);
     }
   }
+}
+
+// Products of rows, sorted by group, with the matrix of each row's group; or, with transposed rows,
+// the matrix of each group, made of its rows in a and b.
+typedef enum { kGrouped, kGroupedByTransposed, kGroupedMatrices } GroupedForm;
+
+typedef struct {
+  Job job;
+  GroupedForm form;
+  float *a, *b, *c;
+  // Where the rows of each group begin, and where those of the last one end.
+  const int32_t* first;
+  // Numbers in a row of a and of the result, and how many of these a block has.
+  int a_width, columns, width, parts;
+} Groups;
+
+static void compute_group(const Job* job, int block) {
+  const Groups* p = (const Groups*)job;
+  const int group = block / p->parts, from = block % p->parts * p->width;
+  const int width = from + p->width < p->columns ? p->width : p->columns - from;
+  const int64_t start = p->first[group];
+  const int rows = p->first[group + 1] - (int)start;
+  const int64_t of_group = (int64_t)group * p->a_width * p->columns;
+  const Matrix a = {p->a + start * p->a_width, p->a_width};
+  if (p->form == kGroupedMatrices) {
+    const Matrix b = {p->b + start * p->columns + from, p->columns};
+    const Matrix c = {p->c + of_group + from, p->columns};
+    if (rows == 0) {
+      for (int i = 0; i < p->a_width; ++i)
+        memset(c.data + (int64_t)i * c.stride, 0, width * sizeof(float));
+      return;
+    }
+    multiply_matrices(a, true, b, false, c, p->a_width, width, rows, false);
+    return;
+  }
+  if (rows == 0) return;
+  const bool transposes = p->form == kGroupedByTransposed;
+  const Matrix b = {p->b + of_group + (transposes ? (int64_t)from * p->a_width : from),
+                    transposes ? p->a_width : p->columns};
+  const Matrix c = {p->c + start * p->columns + from, p->columns};
+  multiply_matrices(a, false, b, transposes, c, rows, width, p->a_width, false);
 }
 
 // XLA asks first what version of the interface this was built for.
@@ -251,6 +297,34 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   return NULL;
 }
 
+static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form) {
+  if (answers_question(frame)) return NULL;
+  const XLA_FFI_Buffer* a = frame->args.args[0];
+  const XLA_FFI_Buffer* b = frame->args.args[1];
+  const XLA_FFI_Buffer* first = frame->args.args[2];
+  const XLA_FFI_Buffer* c = frame->rets.rets[0];
+  Groups* p = malloc(sizeof(Groups));
+  if (p == NULL) return fail(frame->api, "no memory for a matrix product");
+  p->job.compute = compute_group;
+  p->form = form;
+  p->a = a->data;
+  p->b = b->data;
+  p->c = c->data;
+  p->first = first->data;
+  p->a_width = (int)a->dims[1];
+  p->columns = (int)c->dims[c->rank - 1];
+  const int groups = (int)first->dims[0] - 1, threads = count_threads(frame);
+  cut_evenly(p->columns, threads, &p->width, &p->parts);
+  p->job.count = groups * p->parts;
+  if (form != kGroupedMatrices) {
+    // Rows after those of the last group are of none.
+    const int64_t used = p->first[groups], all = c->dims[0];
+    memset(p->c + used * p->columns, 0, (all - used) * p->columns * sizeof(float));
+  }
+  finish(&p->job, frame, threads);
+  return NULL;
+}
+
 XLA_FFI_Error* jaxformer_product(XLA_FFI_CallFrame* frame) {
   return multiply(frame, false, false);
 }
@@ -271,4 +345,16 @@ XLA_FFI_Error* jaxformer_weighted(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* jaxformer_weighted_back(XLA_FFI_CallFrame* frame) {
   return multiply_heads(frame, kWeightedBack);
+}
+
+XLA_FFI_Error* jaxformer_grouped(XLA_FFI_CallFrame* frame) {
+  return multiply_groups(frame, kGrouped);
+}
+
+XLA_FFI_Error* jaxformer_grouped_bt(XLA_FFI_CallFrame* frame) {
+  return multiply_groups(frame, kGroupedByTransposed);
+}
+
+XLA_FFI_Error* jaxformer_grouped_matrices(XLA_FFI_CallFrame* frame) {
+  return multiply_groups(frame, kGroupedMatrices);
 }

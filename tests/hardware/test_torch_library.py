@@ -14,6 +14,7 @@ from jaxformer.execution.sharding import layout
 from jaxformer.execution.torch_products import (
     FEWEST_ROWS,
     are_wanted,
+    grouped,
     product,
     scores,
     torch_products,
@@ -145,6 +146,27 @@ def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape):
     ):
         assert found.shape == exact.shape
         assert np.all(np.abs(np.asarray(found, np.float64) - exact) <= terms * eps * size)
+
+
+@needs_products
+@pytest.mark.parametrize("counts", [(7, 0, 40, 1), (0, 0, 0, 0), (64, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize("others", [0, 9])
+def test_products_of_groups_and_their_gradients_are_right_to_rounding(counts, others):
+    """Groups without rows have gradients of zeros, and rows of no group get and give zeros."""
+    inputs, outputs, used = 19, 37, sum(counts)
+    x, _, dy = matrices(used + others, inputs, outputs)
+    kernel = np.random.default_rng(1).standard_normal((len(counts), inputs, outputs), np.float32)
+    dy[used:] = 0
+    first = np.cumsum([0, *counts], dtype=np.int32)
+    y, pull = jax.vjp(jax.jit(lambda x, kernel: grouped(x, kernel, first)), x, kernel)
+    dx, dkernel = pull(jnp.asarray(dy))
+    for group, begin in enumerate(first[:-1]):
+        rows = slice(begin, first[group + 1])
+        check_product(y[rows], x[rows], kernel[group])
+        check_product(dx[rows], dy[rows], kernel[group].T)
+        check_product(dkernel[group], x[rows].T, dy[rows])
+    assert not np.any(y[used:])
+    assert not np.any(dx[used:])
 
 
 def test_only_float32_outside_a_mesh_is_torchs():

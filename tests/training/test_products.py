@@ -29,12 +29,8 @@ def machine(monkeypatch):
             if kind == MISSING:
                 raise UnavailableError("torch is not installed")
 
-        def is_faster(*_):
-            register()
-            return kind == FASTER
-
         monkeypatch.setattr(products, "register_products", register)
-        monkeypatch.setattr(products, "is_torch_faster", is_faster)
+        monkeypatch.setattr(products, "is_torch_faster", lambda *_: kind == FASTER)
         monkeypatch.setattr(products, "count_cores", lambda: 2)
 
     return become
