@@ -1,5 +1,6 @@
 """Mixtures of experts: feed-forwards of which a router chooses some for each token."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -194,7 +195,8 @@ def _wide_product(proj: Linear, x: Float[Array, "R D"]) -> Float[Array, "R E"]:
     return logits if proj.bias is None else logits + widen(proj.bias[...])[None, :]
 
 
-class _Activation(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Activation:
     """From the products of gate and up projections to the hidden activations of an expert.
 
     Attributes:
