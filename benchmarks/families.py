@@ -175,7 +175,6 @@ def _jax_step(family: Family) -> Callable[[int], float]:
     import jax
 
     from jaxformer.config import OptimizerConfig
-    from jaxformer.execution.torch_products import torch_products
     from jaxformer.hardware.product_choice import is_torch_faster
     from jaxformer.parameters import split
     from jaxformer.train_step import TrainState
@@ -190,15 +189,15 @@ def _jax_step(family: Family) -> Callable[[int], float]:
         learning_rate=1e-4, min_learning_rate=1e-4, warmup_steps=0, decay_steps=1_000_000
     )
     batch = family.batch()
+    devices = jax.local_devices()[:1]
+    # As a run chooses them.
+    shape = family.rows * family.length, config.d_model, config.feed_forward_width
     spec = StepSpec(
         definition=definition, shapes=shapes, optimizer=optimizer, seed=0,
         batch_size=family.rows, context_length=family.length, uses_dropout=False,
         row="pairs" if family.source_length else "ids", source_length=family.source_length,
+        has_torch_products=is_torch_faster(*shape, devices),
     )  # fmt: skip
-    devices = jax.local_devices()[:1]
-    # As a run chooses them.
-    shape = family.rows * family.length, config.d_model, config.feed_forward_width
-    has_torch_products = is_torch_faster(*shape, devices)
     parallel = PmapStrategy(spec, devices)
     # Copies, as steps write over their state.
     state = parallel.place(TrainState.create(jax.tree.map(np.asarray, parameters), optimizer))
@@ -213,8 +212,7 @@ def _jax_step(family: Family) -> Callable[[int], float]:
     def step(count: int) -> float:
         nonlocal state
         placed = parallel.place_windows(lambda chosen: np.stack([rows[chosen]] * count), count)
-        with torch_products(has_torch_products):
-            state, history = parallel.train(state, None, placed, count)
+        state, history = parallel.train(state, None, placed, count)
         return float(history["train_loss"][-1])
 
     return step

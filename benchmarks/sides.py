@@ -8,7 +8,6 @@ does, with the products that are faster here.
 
 import argparse
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -107,7 +106,6 @@ class Jaxformer:
     """Runs jaxformer as ``train.py`` does: calls of up to a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
-        from jaxformer.execution.torch_products import torch_products
         from jaxformer.training.initial_state import plan_parameters
         from jaxformer.training.parallel import StepSpec, make_strategy
         from jaxformer.training.parallel.devices import choose_devices
@@ -119,7 +117,6 @@ class Jaxformer:
         self.tokens = self.parallel.place_tokens(ids)
         self.evaluation_batch = self.parallel.evaluation_batch_size
         self._seconds_per_call, self._count = SECONDS_PER_CALL, 1
-        self._products = functools.partial(torch_products, config.products == "torch")
 
     def prepare(self, starts: np.ndarray) -> Any:
         """What ``train`` takes, of the windows that begin at ``starts`` (n, B)."""
@@ -131,10 +128,9 @@ class Jaxformer:
         while made < steps:
             count = min(self._count, steps - made)
             began = time.perf_counter()
-            with self._products():
-                self.state, history = self.parallel.train(
-                    self.state, self.tokens, np.roll(starts, -made, axis=0), count
-                )
+            self.state, history = self.parallel.train(
+                self.state, self.tokens, np.roll(starts, -made, axis=0), count
+            )
             seconds = (time.perf_counter() - began) / count
             self._count = max(1, int(self._seconds_per_call / seconds))
             made += count
@@ -142,14 +138,12 @@ class Jaxformer:
 
     def compile(self, starts: np.ndarray) -> None:
         """Compiles without a step."""
-        with self._products():
-            self.state, _ = self.parallel.train(self.state, self.tokens, starts, 0)
+        self.state, _ = self.parallel.train(self.state, self.tokens, starts, 0)
 
     def evaluate(self, tokens: Any, windows: tuple[np.ndarray, np.ndarray]) -> float:
         """Mean loss of the windows (starts, mask), in nats per token."""
         batch = self.evaluation_batch
-        with self._products():
-            loss = self.parallel.evaluate(self.state.parameters, tokens, *windows, batch)
+        loss = self.parallel.evaluate(self.state.parameters, tokens, *windows, batch)
         assert loss is not None
         return loss
 

@@ -117,7 +117,6 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     import jaxformer.cli.main
     import jaxformer.training.loop  # noqa: F401  (what train.py imports)
     from jaxformer.data.corpora import load_corpus
-    from jaxformer.execution.torch_products import torch_products
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.training.experiment import Experiment
     from jaxformer.training.initial_state import plan_parameters
@@ -139,8 +138,7 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     tokens = parallel.place_tokens(experiment.train_ids)
     stage.done("model")
     starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
-    with torch_products(config.products == "torch"):
-        state, _ = parallel.train(state, tokens, starts, 0)
+    state, _ = parallel.train(state, tokens, starts, 0)
     stage.done("compile")
     parallel.train(state, tokens, starts, 1)
     stage.done("step")

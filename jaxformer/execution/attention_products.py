@@ -84,10 +84,12 @@ class _HeadProducts(AttentionProducts):
         self._q_BTNH, self._k_BSKH, self._v_BSKH = q_BTNH, k_BSKH, v_BSKH
 
     def scores(self, rows: slice, columns: slice) -> Float[Array, "B N t s"]:
-        return torch_products.scores(self._q_BTNH[:, rows], self._k_BSKH[:, columns])
+        k_BSKH = self._k_BSKH[:, columns.start :]
+        keys = columns.stop - columns.start
+        return torch_products.scores(self._q_BTNH[:, rows], k_BSKH, keys)
 
     def outputs(self, weights_BNTS: Float[Array, "B N t s"], columns: slice) -> Array:
-        return torch_products.weighted(weights_BNTS, self._v_BSKH[:, columns])
+        return torch_products.weighted(weights_BNTS, self._v_BSKH[:, columns.start :])
 
     def join(self, outputs: list[Array]) -> Float[Array, "B T N H"]:
         return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1)

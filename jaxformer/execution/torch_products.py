@@ -8,6 +8,7 @@ All are of float32, and are differentiated backward alone, as a training step is
 """
 
 import contextvars
+import functools
 from contextlib import AbstractContextManager
 
 import jax
@@ -69,20 +70,26 @@ def _product_back(kept: tuple[Array, Array], dy_RO: Array) -> tuple[Array, Array
     return dx_RI, _call(TRANSPOSED_BY, x_RI, dy_RO, kernel_IO.shape)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def scores(
-    q_BTNH: Float[Array, "B T N H"], k_BSKH: Float[Array, "B S K H"]
-) -> Float[Array, "B N T S"]:
-    """Returns q · k of each query and key, where query head n has key head n // (N / K)."""
-    return _scores(q_BTNH, k_BSKH)
+    q_BTNH: Float[Array, "B T N H"], k_BSKH: Float[Array, "B S K H"], keys: int
+) -> Float[Array, "B N T s"]:
+    """Returns q · k of each query and key, where query head n has key head n // (N / K).
+
+    Args:
+        q_BTNH: queries.
+        k_BSKH: keys.
+        keys: how many of them are used, from the first one on.
+    """
+    return _scores(q_BTNH, k_BSKH, keys)
 
 
-def _scores(q_BTNH: Array, k_BSKH: Array) -> Array:
+def _scores(q_BTNH: Array, k_BSKH: Array, keys: int) -> Array:
     batch, queries, heads, _ = q_BTNH.shape
-    return _call(SCORES, q_BTNH, k_BSKH, (batch, heads, queries, k_BSKH.shape[1]))
+    return _call(SCORES, q_BTNH, k_BSKH, (batch, heads, queries, keys))
 
 
-def _scores_back(kept: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
+def _scores_back(_: int, kept: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
     q_BTNH, k_BSKH = kept
     dq_BTNH = _call(WEIGHTED, ds_BNTS, k_BSKH, q_BTNH.shape)
     return dq_BTNH, _call(WEIGHTED_BACK, ds_BNTS, q_BTNH, k_BSKH.shape)
@@ -90,9 +97,14 @@ def _scores_back(kept: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Arra
 
 @jax.custom_vjp
 def weighted(
-    p_BNTS: Float[Array, "B N T S"], v_BSKH: Float[Array, "B S K H"]
+    p_BNTS: Float[Array, "B N T s"], v_BSKH: Float[Array, "B S K H"]
 ) -> Float[Array, "B T N H"]:
-    """Returns Σ p · v over the keys of a query, where query head n has value head n // (N / K)."""
+    """Returns Σ p · v over the keys of a query, where query head n has value head n // (N / K).
+
+    Args:
+        p_BNTS: weights of the first s keys.
+        v_BSKH: the values of all keys.
+    """
     return _weighted(p_BNTS, v_BSKH)
 
 
@@ -139,7 +151,7 @@ def _call(target: str, a: Array, b: Array, shape: tuple[int, ...], *others: Arra
 
 # Forward passes call ``_product`` and the like, whose custom calls ``rematerialization`` can see.
 product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_back)
-scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_back)
+scores.defvjp(lambda q, k, keys: (_scores(q, k, keys), (q, k)), _scores_back)
 weighted.defvjp(lambda p, v: (_weighted(p, v), (p, v)), _weighted_back)
 grouped.defvjp(
     lambda x, kernel, first: (_grouped(x, kernel, first), (x, kernel, first)), _grouped_back

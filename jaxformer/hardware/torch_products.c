@@ -154,7 +154,8 @@ typedef struct {
   Job job;
   Form form;
   float *a, *b, *c;
-  int texts, queries, keys, heads, key_heads, width;
+  // Of the tokens that have keys, the first so many are used.
+  int texts, queries, keys, tokens, heads, key_heads, width;
 } Heads;
 
 // Where the matrix (tokens, width) of a head begins in an array (texts, tokens, heads, width).
@@ -175,7 +176,7 @@ static void compute_head(const Job* job, int block) {
     float* per_query = p->form == kScores ? p->a : p->form == kWeighted ? p->c : p->b;
     float* per_key = p->form == kWeightedBack ? p->c : p->b;
     const Matrix of_queries = head_of(per_query, text, p->queries, head, p->heads, p->width);
-    const Matrix of_keys = head_of(per_key, text, p->keys, key_head, p->key_heads, p->width);
+    const Matrix of_keys = head_of(per_key, text, p->tokens, key_head, p->key_heads, p->width);
     if (p->form == kScores) {
       multiply_matrices(of_queries, false, of_keys, true, of_weights, p->queries, p->keys,
                         p->width, false);
@@ -186,6 +187,11 @@ static void compute_head(const Job* job, int block) {
       multiply_matrices(of_weights, true, of_queries, false, of_keys, p->keys, p->width,
                         p->queries, i > 0);
     }
+  }
+  if (p->form == kWeightedBack) {
+    const Matrix unused = head_of(p->c, text, p->tokens, key_head, p->key_heads, p->width);
+    for (int i = p->keys; i < p->tokens; ++i)
+      memset(unused.data + (int64_t)i * unused.stride, 0, p->width * sizeof(float));
   }
 }
 
@@ -289,6 +295,7 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   p->heads = (int)weights->dims[1];
   p->queries = (int)weights->dims[2];
   p->keys = (int)weights->dims[3];
+  p->tokens = (int)per_key->dims[1];
   p->key_heads = (int)per_key->dims[2];
   p->width = (int)per_key->dims[3];
   p->job.count = p->texts * p->key_heads;

@@ -19,7 +19,6 @@ from jaxformer.errors import Setting, TextError, UsageError
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
-from jaxformer.execution.torch_products import torch_products
 from jaxformer.sampling import Rows
 from jaxformer.token_data import TokenFolder
 from jaxformer.training.config import PairTrainConfig, TrainConfig
@@ -251,7 +250,6 @@ class Experiment:
             rematerialization(self.config.remat),
             attention_kernel(self.config.attention_kernel),
             scanned_layers(self.config.scan_layers),
-            torch_products(self.config.products == "torch"),
         ):
             yield
 

@@ -110,13 +110,18 @@ HEADS = [(3, 5, 7, 4, 2, 6), (2, 33, 65, 6, 1, 16), (1, 128, 128, 3, 3, 64), (5,
 
 
 @needs_products
+@pytest.mark.parametrize("unused", [0, 3])
 @pytest.mark.parametrize("shape", HEADS, ids=str)
-def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape):
-    """Beside einsum in float64; heads of queries that share one of keys add up their gradients."""
+def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unused):
+    """Beside einsum in float64; heads of queries that share one of keys add up their gradients.
+
+    Keys that are not used have gradients of zeros.
+    """
     batch, queries, keys, heads, key_heads, width = shape
     random = np.random.default_rng(0)
     q = random.standard_normal((batch, queries, heads, width), np.float32)
-    k = random.standard_normal((batch, keys, key_heads, width), np.float32)
+    tokens = random.standard_normal((batch, keys + unused, key_heads, width), np.float32)
+    k = tokens[:, :keys]
     p = random.standard_normal((batch, heads, queries, keys), np.float32)
 
     def in_float64(sign, q, k, p):
@@ -128,10 +133,13 @@ def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape):
     def share(x):
         return x.reshape(batch, keys, key_heads, -1, width).sum(axis=3)
 
-    s, pull = jax.vjp(jax.jit(scores), q, k)
+    s, pull = jax.vjp(jax.jit(lambda q, k: scores(q, k, keys)), q, tokens)
     dq, dk = pull(jnp.asarray(p))
-    o, pull = jax.vjp(jax.jit(weighted), p, k)
+    o, pull = jax.vjp(jax.jit(weighted), p, tokens)
     dp, dv = pull(jnp.asarray(q))
+    assert not np.any(dk[:, keys:])
+    assert not np.any(dv[:, keys:])
+    dk, dv = dk[:, :keys], dv[:, :keys]
     wide = [x.astype(np.float64) for x in (q, k, p)]
     expected, bounds = in_float64(False, *wide), in_float64(True, *wide)
     back = [share(np.einsum("bnts,btnh->bsnh", f(wide[2]), f(wide[0]))) for f in (np.copy, np.abs)]

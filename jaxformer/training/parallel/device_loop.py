@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.execution.torch_products import torch_products
 from jaxformer.parameters import Parameters, cast_parameters
 from jaxformer.train_step import TrainState, evaluation_step, train_step
 from jaxformer.training.parallel.step_spec import StepSpec
@@ -71,7 +72,8 @@ class DeviceLoop:
             state, narrow, history, index, _ = carry
             key = None if self.key is None else jax.random.fold_in(self.key, state.step)
             batch = self._batch(tokens, starts[index])
-            after, metrics = step(state, batch, key, narrow=narrow)
+            with torch_products(self.spec.has_torch_products):
+                after, metrics = step(state, batch, key, narrow=narrow)
             finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(metrics["grad_norm"])
             # A choice element by element fuses with the update; ``lax.cond`` copies the state.
             state = jax.tree.map(functools.partial(jnp.where, finite), after, state)
@@ -97,15 +99,16 @@ class DeviceLoop:
     ) -> Float[Array, ""]:
         """Returns the sum of the losses of the targets that ``mask`` keeps, in nats."""
         inputs, targets, *beside = self._batch(tokens, starts)
-        return evaluation_step(
-            parameters,
-            inputs,
-            targets,
-            mask,
-            *beside,
-            definition=self.spec.definition,
-            compute_dtype=self.spec.compute_dtype,
-        )
+        with torch_products(self.spec.has_torch_products):
+            return evaluation_step(
+                parameters,
+                inputs,
+                targets,
+                mask,
+                *beside,
+                definition=self.spec.definition,
+                compute_dtype=self.spec.compute_dtype,
+            )
 
     def _batch(self, tokens: Array | None, starts: Array) -> tuple[Array, ...]:
         """Inputs and targets, each (*batch, T), and what rows have beside them."""

@@ -35,6 +35,7 @@ class StepSpec:
         row: what a row of a batch is: T+1 ids; inputs and targets, some of which do not count;
             also segments, which say where its documents are; or, of pairs, a source.
         source_length: S, in tokens, of pairs; 0 elsewhere.
+        has_torch_products: whether torch's library computes products, see ``torch_products``.
     """
 
     definition: Definition
@@ -49,6 +50,7 @@ class StepSpec:
     eval_batch_size: int | None = None
     row: RowKind = "ids"
     source_length: int = 0
+    has_torch_products: bool = False
 
     @property
     def row_parts(self) -> tuple[int, ...]:
@@ -94,6 +96,7 @@ class StepSpec:
             eval_batch_size=config.eval_batch_size,
             row=row,
             source_length=config.source_room if isinstance(config, PairTrainConfig) else 0,
+            has_torch_products=config.products == "torch",
         )
 
     def state_shapes(self) -> TrainState:

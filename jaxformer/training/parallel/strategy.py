@@ -34,8 +34,9 @@ OPTIONS: dict[str, dict[str, str | bool]] = {
 }
 
 # In tokens that one call takes on each device. What a layer of nano or baby makes of so many stays
-# in a CPU's cache: the evaluation is 1.4 times as fast as with 4 or 8 times as many.
-CPU_EVALUATION_TOKENS, EVALUATION_TOKENS = 1024, 16384
+# in a CPU's cache: the evaluation is 1.4 times as fast as with 4 or 8 times as many. With torch's
+# products it is 4 % faster with twice as many.
+CPU_EVALUATION_TOKENS, TORCH_EVALUATION_TOKENS, EVALUATION_TOKENS = 1024, 2048, 16384
 
 
 # Of a model whose arrays are drawn later.
@@ -101,8 +102,10 @@ class Strategy(abc.ABC):
         """How many windows each device takes at a time in an evaluation."""
         if self.spec.eval_batch_size is not None:
             return self.spec.eval_batch_size
-        is_cpu = self.devices[0].platform == "cpu"
-        tokens = CPU_EVALUATION_TOKENS if is_cpu else EVALUATION_TOKENS
+        tokens = EVALUATION_TOKENS
+        if self.devices[0].platform == "cpu":
+            has_torch = self.spec.has_torch_products
+            tokens = TORCH_EVALUATION_TOKENS if has_torch else CPU_EVALUATION_TOKENS
         return max(1, tokens // self.spec.context_length)
 
     @abc.abstractmethod
@@ -230,7 +233,7 @@ class Strategy(abc.ABC):
         pad = -len(starts) % batch
         starts = np.pad(starts, ((0, pad), *[(0, 0)] * (starts.ndim - 1)))
         padded = np.pad(mask, ((0, pad), (0, 0)))
-        total = 0.0
+        sums, total = None, 0.0
         for first in range(0, len(starts), batch):
             if stopped():
                 return None
@@ -239,9 +242,10 @@ class Strategy(abc.ABC):
             chosen = starts[rows].reshape(*shape, *starts.shape[1:])
             batch_starts = self._place_input(chosen, 0)
             batch_mask = self._place_input(padded[rows].reshape(*shape, mask.shape[1]), 0)
-            losses = self._evaluate(parameters, tokens, batch_starts, batch_mask)
-            total += float(self.fetch(losses))
-        return total / int(mask.sum())
+            previous, sums = sums, self._evaluate(parameters, tokens, batch_starts, batch_mask)
+            # Read while the devices go on with the next windows.
+            total += 0.0 if previous is None else float(self.fetch(previous))
+        return (total + float(self.fetch(sums))) / int(mask.sum())
 
     def _evaluation_batch(self, windows: int, batch_size: int) -> int:
         """How many windows all devices take at a time."""
