@@ -29,7 +29,7 @@ from jaxformer.storage.durable_files import atomic_write_text
 # How much faster torch's must be: below, a run gains too little to leave what XLA computes itself.
 LEAST_GAIN = 1.05
 # Both are measured in turn for so many seconds in all, and the fastest turn of each counts.
-SECONDS, FEWEST_TURNS = 0.5, 5
+SECONDS, FEWEST_TURNS = 0.3, 5
 # Products of a feed-forward in a turn, so that a turn is longer than what starts it.
 OPERATIONS_IN_TURN = 1e9
 

@@ -55,7 +55,7 @@ def register_products() -> None:
         handler = ctypes.CDLL(str(_build()))
     except OSError as error:
         raise UnavailableError(f"what was built cannot be loaded: {error}") from error
-    handler.jaxformer_set_functions(product, threads)
+    handler.jaxformer_set_up(product, threads, jax.local_device_count("cpu"))
     for name in TARGETS:
         call = jax.ffi.pycapsule(getattr(handler, name))
         jax.ffi.register_ffi_target(name, call, platform="cpu")

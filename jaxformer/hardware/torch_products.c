@@ -23,13 +23,19 @@ typedef int SetThreads(int);
 static Sgemm* sgemm;
 static SetThreads* set_threads;
 
-void jaxformer_set_functions(Sgemm* product, SetThreads* threads) {
+// Devices of this process, which share its threads.
+static int devices = 1;
+
+void jaxformer_set_up(Sgemm* product, SetThreads* threads, int number_of_devices) {
   sgemm = product;
   set_threads = threads;
+  devices = number_of_devices;
 }
 
-// To hand a product of fewer operations to another thread costs more than it saves.
-static const double kFewestOperations = 1e6;
+// To hand a product of fewer operations to another thread costs more than it saves. Where devices
+// compute at the same time, each takes its share of the threads, until a product is so long that
+// one of them may wait for it.
+static const double kFewestOperations = 1e6, kFewestForAllThreads = 6e7;
 // A multiple of the numbers in a register.
 static const int kBlockStep = 16;
 
@@ -66,12 +72,15 @@ static bool succeeded(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
   return false;
 }
 
-static int count_threads(const XLA_FFI_CallFrame* frame) {
+// Returns on how many threads so many operations are best computed.
+static int count_threads(const XLA_FFI_CallFrame* frame, double operations) {
   int64_t threads = 1;
+  if (operations < kFewestOperations) return 1;
   XLA_FFI_ThreadPool_NumThreads_Args arguments = {
       XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx, &threads};
   // Without a pool the calling thread computes alone.
   if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_NumThreads(&arguments))) return 1;
+  if (operations < kFewestForAllThreads) threads /= devices;
   return threads < 1 ? 1 : (int)threads;
 }
 
@@ -253,8 +262,6 @@ static XLA_FFI_Error* fail(const XLA_FFI_Api* api, const char* message) {
   return api->XLA_FFI_Error_Create(&arguments);
 }
 
-static bool is_short(double operations) { return operations < kFewestOperations; }
-
 static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool transpose_b) {
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* a = frame->args.args[0];
@@ -271,7 +278,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
   p->inner = (int)a->dims[transpose_a ? 0 : 1];
   p->transpose_a = transpose_a;
   p->transpose_b = transpose_b;
-  const int threads = is_short(2.0 * p->rows * p->columns * p->inner) ? 1 : count_threads(frame);
+  const int threads = count_threads(frame, 2.0 * p->rows * p->columns * p->inner);
   cut(p, threads);
   finish(&p->job, frame, threads);
   return NULL;
@@ -300,7 +307,7 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   p->width = (int)per_key->dims[3];
   p->job.count = p->texts * p->key_heads;
   const double pairs = (double)p->texts * p->heads * p->queries * p->keys;
-  finish(&p->job, frame, is_short(2 * pairs * p->width) ? 1 : count_threads(frame));
+  finish(&p->job, frame, count_threads(frame, 2 * pairs * p->width));
   return NULL;
 }
 
@@ -320,7 +327,8 @@ static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form
   p->first = first->data;
   p->a_width = (int)a->dims[1];
   p->columns = (int)c->dims[c->rank - 1];
-  const int groups = (int)first->dims[0] - 1, threads = count_threads(frame);
+  const int groups = (int)first->dims[0] - 1;
+  const int threads = count_threads(frame, 2.0 * a->dims[0] * p->a_width * p->columns);
   cut_evenly(p->columns, threads, &p->width, &p->parts);
   p->job.count = groups * p->parts;
   if (form != kGroupedMatrices) {
