@@ -1,8 +1,8 @@
 // Matrix products for XLA on CPUs, computed by the library of products that torch brings along.
 //
-// XLA calls one of three functions, for A B, A Bᵀ or Aᵀ B, with two float32 matrices, each row after
-// row. The result is cut into blocks, one for each thread of XLA's own pool, and each block is one
-// call of sgemm on one thread.
+// XLA calls the functions at the end: for products of two matrices, of the heads of attention, and
+// of rows in groups. All arrays are float32, each row after row. A result is cut into blocks, which
+// the threads of XLA's own pool take, and each block is one call of sgemm on one thread.
 
 #include <sched.h>
 #include <stdatomic.h>
