@@ -168,7 +168,7 @@ def train(
     use_compilation_cache()
     experiment = Experiment.prepare(final, corpus, start=start, tokenizer=tokenizer)
     loop.train(experiment, folder, resume=resume, cast=cast, trackers=services)
-    return TrainResult(folder, experiment.config, read_metrics(folder / "metrics.jsonl"))
+    return TrainResult(folder, stored_config(folder), read_metrics(folder / "metrics.jsonl"))
 
 
 def _settings(config: TrainConfig | str | os.PathLike[str] | None) -> TrainConfig:

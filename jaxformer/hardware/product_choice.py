@@ -30,6 +30,8 @@ from jaxformer.storage.durable_files import atomic_write_text
 LEAST_GAIN = 1.05
 # Both are measured in turn for so many seconds in all, and the fastest turn of each counts.
 SECONDS, FEWEST_TURNS = 0.3, 5
+# Larger products are as much faster, and would take long to measure, and memory: R, D and F.
+LARGEST_SHAPE = 2048, 1024, 4096
 # Products of a feed-forward in a turn, so that a turn is longer than what starts it.
 OPERATIONS_IN_TURN = 1e9
 
@@ -63,6 +65,7 @@ def _gain_here(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Devic
         UnavailableError: torch's products cannot be used here.
     """
     versions = metadata.version("jaxlib"), torch_version()
+    rows, inputs, outputs = map(min, (rows, inputs, outputs), LARGEST_SHAPE)
     key = " ".join(map(str, (processor_kind(), *versions, rows, inputs, outputs, len(devices))))
     path = user_cache() / "products.json"
     known = _read(path)

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxformer.hardware import product_choice
-from jaxformer.hardware.product_choice import LEAST_GAIN, is_torch_faster
+from jaxformer.hardware.product_choice import LARGEST_SHAPE, LEAST_GAIN, is_torch_faster
 from tests.hardware.test_torch_library import needs_products
 
 SHAPE = (64, 16, 48)
@@ -38,6 +38,10 @@ def test_it_is_measured_once_for_each_shape(measured):
     assert not is_torch_faster(128, 16, 48, devices)
     assert not is_torch_faster(*SHAPE, jax.devices()[:2])
     assert len(measured) == 3
+    # What is larger than large is not made to be measured.
+    assert not is_torch_faster(10**6, 10**6, 10**6, devices)
+    assert not is_torch_faster(10**7, 10**6, 10**6, devices)
+    assert measured[3:] == [LARGEST_SHAPE]
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1]", '{"other": "text"}'])
