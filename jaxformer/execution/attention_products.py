@@ -1,7 +1,7 @@
 """The two products of attention, q kᵀ and weights · v, in the layout that is fastest.
 
 XLA has its products one after the other along a first dimension, so heads are brought there by
-copies. torch's are told how far apart the numbers of a head lie, and copy nothing.
+copies. torch's take the distance between the rows of a head, and copy nothing.
 """
 
 import abc

@@ -243,7 +243,7 @@ class Strategy(abc.ABC):
             batch_starts = self._place_input(chosen, 0)
             batch_mask = self._place_input(padded[rows].reshape(*shape, mask.shape[1]), 0)
             previous, sums = sums, self._evaluate(parameters, tokens, batch_starts, batch_mask)
-            # Read while the devices go on with the next windows.
+            # Read while the devices compute the next windows.
             total += 0.0 if previous is None else float(self.fetch(previous))
         return (total + float(self.fetch(sums))) / int(mask.sum())
 
