@@ -86,7 +86,6 @@ def test_a_resumed_run_keeps_what_it_began_with(machine):
 
 
 @needs_products
-@pytest.mark.optimized
 def test_a_run_with_torchs_products_resumes_bit_for_bit(text, capsys):
     arguments = ["--products", "torch", "--decay-steps", 30, *DROPOUT]
     assert train(text, "whole", "--steps", 30, *arguments) == 0
