@@ -175,10 +175,10 @@ def _jax_step(family: Family) -> Callable[[int], float]:
     import jax
 
     from jaxformer.config import OptimizerConfig
-    from jaxformer.hardware.product_choice import is_torch_faster
     from jaxformer.parameters import split
     from jaxformer.train_step import TrainState
     from jaxformer.training.parallel import PmapStrategy, StepSpec
+    from jaxformer.training.product_choice import is_torch_faster
 
     config = family.candidate.config
     definition, parameters = split(family.candidate)

@@ -34,7 +34,12 @@ from jaxformer.execution.shared_window import (
     shift_shared,
 )
 from jaxformer.execution.token_window import Window
-from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of, prepare_few_rows
+from jaxformer.few_row_layers import (
+    FewRowKernels,
+    few_row_calls_of,
+    few_row_kernels_of,
+    prepare_few_rows,
+)
 from jaxformer.parameters import Parameters, split
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
@@ -133,7 +138,9 @@ def generate_requests(
         return SharedWindow.empty(rows, slots, make_cache(model.config, rows, slots, dtype), key)
 
     batch = _Batch(
-        functools.partial(read, parameters, stop_tokens=stops),
+        functools.partial(
+            read, parameters, few_row_calls_of(definition, parameters, 1), stop_tokens=stops
+        ),
         extend,
         make_window(texts[0].key if texts else None),
         model.config.context_length,

@@ -143,6 +143,7 @@ def generating_programs(
     @functools.partial(jax.jit, static_argnames="slots_read")
     def prefill(
         parameters: Parameters,
+        kernels: FewRowKernels,
         window: Window,
         index: Int[Array, ""],
         *,
@@ -152,6 +153,7 @@ def generating_programs(
         part: BatchPart | None = None,
     ) -> Window:
         model = evaluating(definition, parameters)
+        prepare_few_rows(model, kernels)
         batch = window.tokens_BS.shape[0]
         window.cache = make_cache(model.config, batch, slots_read, cache_dtype)
         # What the slots past the prompt leave in the cache is hidden by the causal mask until it

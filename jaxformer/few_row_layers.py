@@ -1,7 +1,8 @@
 """Layers made ready for calls with few rows on a CPU, as a step of generation makes them.
 
-What is made ready lies beside the parameters: kernels that are transposed or joined, and kernels of
-experts one by one. See ``execution.few_rows`` and ``execution.separate_experts``.
+Where it can be, products are custom calls, which take the parameters as they are. Else what is made
+ready lies beside the parameters: kernels that are transposed or joined, and kernels of experts one
+by one. See ``execution.few_rows`` and ``execution.separate_experts``.
 """
 
 import functools
@@ -20,7 +21,7 @@ from jaxformer.layers import Embedding, Linear
 from jaxformer.parameters import Parameters, join_path, merge, split
 
 # By the path of a layer: its kernel transposed, joined with those of others; or the kernels of
-# experts, one by one.
+# experts, one by one; or nothing, where a custom call takes the kernel as it is.
 FewRowKernels = Mapping[str, Array | tuple[Array, ...]]
 
 
@@ -31,11 +32,13 @@ class _Layers(NamedTuple):
         linear: paths of linear layers.
         together: paths of those of them that are one product, of each module that says so.
         experts: paths of the kernels of experts.
+        tables: paths of embeddings.
     """
 
     linear: tuple[str, ...]
     together: tuple[tuple[str, ...], ...]
     experts: tuple[str, ...]
+    tables: tuple[str, ...]
 
 
 def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> FewRowKernels:
@@ -60,11 +63,30 @@ def few_row_kernels_of(
         rows: see ``few_row_kernels``.
         tokens: see ``few_row_kernels``.
     """
-    if tokens < few_rows.FEWEST_TOKENS_TO_COPY:
-        return {}
+    called = few_row_calls_of(definition, parameters, rows)
+    if called or tokens < few_rows.FEWEST_TOKENS_TO_COPY:
+        return called
     layers = _find_layers(definition, tuple(parameters))
     kernels = _kernels_of_linear(layers, parameters, rows, tokens)
     return kernels | _kernels_of_experts(layers, parameters, rows)
+
+
+def few_row_calls_of(
+    definition: nnx.GraphDef[Any], parameters: Parameters, rows: int
+) -> FewRowKernels:
+    """Returns those of ``few_row_kernels`` that take no time to make, for a call without others.
+
+    Args:
+        definition: of the module.
+        parameters: of the module.
+        rows: the fewest of a call.
+    """
+    layers = _find_layers(definition, tuple(parameters))
+    names = {path: _kernel_name(path) for path in layers.linear + layers.experts}
+    names |= {path: _table_name(path) for path in layers.tables}
+    return {
+        path: () for path, name in names.items() if few_rows.can_be_called(rows, parameters[name])
+    }
 
 
 @functools.lru_cache(maxsize=16)
@@ -83,11 +105,20 @@ def _find_layers(definition: nnx.GraphDef[Any], names: tuple[str, ...]) -> _Laye
             together.append(tuple(parts))
     linear = [path for path, node in own.items() if isinstance(node, Linear)]
     experts = [path for path, node in own.items() if type(node) is ExpertWeights]
-    return _Layers(tuple(linear), tuple(together), tuple(experts))
+    tables = [
+        path
+        for path, node in nodes.items()
+        if isinstance(node, Embedding) and _table_name(path) in names
+    ]
+    return _Layers(tuple(linear), tuple(together), tuple(experts), tuple(tables))
 
 
 def _kernel_name(path: str) -> str:
     return f"{path}.kernel".lstrip(".")
+
+
+def _table_name(path: str) -> str:
+    return f"{path}.embedding".lstrip(".")
 
 
 def _kernels_of_experts(
@@ -131,10 +162,13 @@ def prepare_few_rows(module: nnx.Module, kernels: FewRowKernels) -> None:
     """
     for path, node in nnx.iter_modules(module):
         own = kernels.get(join_path(path))
+        is_called = isinstance(own, tuple) and not own
         if isinstance(node, Embedding):
-            node.for_few_rows = True
+            node.is_called, node.for_few_rows = is_called, True
         elif isinstance(node, ExpertWeights) and isinstance(own, tuple):
-            node.separate = nnx.data(own)
+            node.is_called, node.separate = is_called, nnx.data(own) if own else None
+        elif isinstance(node, Linear) and is_called:
+            node.is_called = True
         elif isinstance(node, Linear) and own is not None:
             is_joined = len(own) > node.kernel.shape[1]
             setattr(node, "joined_OI" if is_joined else "kernel_OI", nnx.data(own))

@@ -21,7 +21,7 @@ from jaxformer.decoding import choose_cache_dtype, generating_programs, read_req
 from jaxformer.execution import lengths
 from jaxformer.execution.batch_halves import cut_batch, place_part, write_beside
 from jaxformer.execution.token_window import Window, lengthen_window
-from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of
+from jaxformer.few_row_layers import FewRowKernels, few_row_calls_of, few_row_kernels_of
 from jaxformer.parameters import split
 from jaxformer.transformer_lm import TransformerLM
 
@@ -188,10 +188,12 @@ def stream_samples(
     prompts = [_Prompt(is_kept=use_cache and len(keys) > 1) for _ in parts]
     read, write = generating_programs(definition, settings, dtype)
     making = threading.Lock()
+    called_kernels = few_row_calls_of(definition, parameters, len(rows) // len(parts))
 
     @functools.cache  # made with the second token: the first need not wait for it
     def copied_kernels() -> FewRowKernels:
-        return few_row_kernels_of(definition, parameters, len(rows) // len(parts), num_tokens)
+        per_part = len(rows) // len(parts)
+        return called_kernels or few_row_kernels_of(definition, parameters, per_part, num_tokens)
 
     def write_part(key: Array | None, part: slice, prompt: _Prompt) -> Iterator[np.ndarray]:
         own = rows[part]
@@ -200,7 +202,7 @@ def stream_samples(
             "stop_tokens": np.array(stop_tokens, np.int32),
             "part": place_part(part, len(rows)),
         }
-        prefill = functools.partial(read, parameters, **drawing)
+        prefill = functools.partial(read, parameters, called_kernels, **drawing)
 
         def extend(*window: Any) -> Window:
             with making:  # once for both halves

@@ -21,7 +21,7 @@ from jaxformer.decoding import SamplingSettings, choose_cache_dtype, choose_toke
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import TokenRows
-from jaxformer.few_row_layers import few_row_kernels, prepare_few_rows
+from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of, prepare_few_rows
 from jaxformer.logits import check_sampling
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import check_target_tokens, read_features, read_source, read_start
@@ -117,6 +117,7 @@ def generate_target(
     needed = start.shape[1] + num_tokens - 1
     tokens, length = program(
         parameters,
+        few_row_kernels_of(definition, parameters, len(source), num_tokens) if use_cache else {},
         source.astype(weights if config.reads_features else np.int32),
         is_token,
         start.astype(np.int32),
@@ -172,6 +173,7 @@ def _program(
     @functools.partial(jax.jit, static_argnames=("slots", "use_cache"))
     def run(
         parameters: Parameters,
+        kernels: FewRowKernels,
         source_BS: Array,
         is_token_BS: Bool[Array, "B S"],
         start_BT: Int[Array, "B T"],
@@ -186,13 +188,13 @@ def _program(
     ) -> tuple[Int[Array, "B S"], Int[Array, ""]]:
         model: EncoderDecoder = merge(definition, parameters)
         model.eval()
+        prepare_few_rows(model, kernels)
         batch, begun = start_BT.shape
         mask = is_token_BS[:, None, None, :]
         memory: Any = model.encode(source_BS, mask)
         memory_cache = None
         if use_cache:
             memory_cache, memory = _cast(model.decoder.remember(memory), cache_dtype), None
-            prepare_few_rows(model, few_row_kernels(model, batch, slots))
 
         def read(target: _Target, tokens: Array) -> Float[Array, "B T D"]:
             return model.decode(

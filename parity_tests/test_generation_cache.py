@@ -192,7 +192,7 @@ def test_the_loop_copies_no_cache(batch, num_kv_heads):
     window = generation.Window.pack(rows, np.zeros(batch, bool), CONTEXT)
     common = {"key": None, "stop_tokens": np.zeros(0, np.int32)}
     prefill, extend = decoding.generating_programs(definition, None, jnp.dtype("float32"))
-    window = prefill(parameters, window, 0, slots_read=16, **common)
+    window = prefill(parameters, {}, window, 0, slots_read=16, **common)
     compiled = extend.lower(parameters, {}, window, 1, 5, **common).compile()
     rows_of_cache = batch * num_kv_heads
     shape = rf"f32\[{rows_of_cache},{CONTEXT},10\]"

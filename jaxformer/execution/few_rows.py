@@ -1,8 +1,10 @@
 """Products of few rows with large matrices on a CPU, as a step of generation has them.
 
 XLA brings what stands on the right of a product into an order of its own, each time anew. For a
-matrix that only few rows are multiplied by, this takes longer than the product. So the matrix
-stands on the left here, with its outputs along the first dimension, and the rows on the right.
+matrix that only few rows are multiplied by, this takes longer than the product. So a custom call
+reads the matrix as it lies, in the time that memory takes (``hardware.row_products``). Where there
+is none, the matrix stands on the left, with its outputs along the first dimension, and the rows on
+the right.
 """
 
 import functools
@@ -13,10 +15,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
+from jaxformer.hardware import row_products
 
 # One row has a kernel of XLA's own, which reads a matrix with its outputs along the first dimension
 # as fast; with more rows than the most the order is worth its time.
 FEWEST_ROWS, MOST_ROWS = 2, 32
+# XLA's own products are as fast with smaller matrices, in bytes.
+LEAST_CALLED_BYTES = 2**15
 # A matrix that has its outputs along the second dimension is copied once for a text. This takes as
 # long as two to four products spare, and where they spare little, by the number of rows, longer.
 FEWEST_TOKENS_TO_COPY = 8
@@ -60,6 +65,59 @@ def product(x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]) -> Float[
     """Returns x Wᵀ."""
     # Without the barrier XLA would put the rows on the left again.
     return jax.lax.optimization_barrier(kernel_OI @ x_RI.T).T
+
+
+def can_be_called(rows: int, kernel: Array) -> bool:
+    """Returns whether the product of so many rows and a matrix, or several, can be a custom call.
+
+    Args:
+        rows: of each product.
+        kernel: as it is stored, on the device that is to compute.
+    """
+    if not takes_copies(rows) or isinstance(kernel, jax.core.Tracer):
+        return False
+    # XLA cannot cut a custom call into parts for the devices of a mesh.
+    is_on_one = len(kernel.devices()) == 1
+    is_large = kernel.nbytes >= LEAST_CALLED_BYTES and kernel.dtype == jnp.float32
+    return is_on_one and is_large and row_products.are_known()
+
+
+def is_call(x_RI: Float[Array, "R I"]) -> bool:
+    """Returns whether these rows are multiplied by a custom call, where the matrix can be."""
+    return x_RI.dtype == jnp.float32 and takes_copies(len(x_RI))
+
+
+def called_product(
+    x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]
+) -> Float[Array, "R O"]:
+    """Returns x W, by a custom call."""
+    return _call(row_products.PRODUCT, (len(x_RI), kernel_IO.shape[1]), x_RI, kernel_IO)
+
+
+def called_product_by_transposed(
+    x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]
+) -> Float[Array, "R O"]:
+    """Returns x Wᵀ, by a custom call; its columns lie one after the other."""
+    return _call(row_products.BY_TRANSPOSED, (len(kernel_OI), len(x_RI)), x_RI, kernel_OI).T
+
+
+def called_grouped_product(
+    x_RI: Float[Array, "R I"], kernel_EIO: Float[Array, "E I O"], first: Int[Array, "E+1"]
+) -> Float[Array, "R O"]:
+    """Returns the product of each row with the matrix of its group; zeros for rows of no group.
+
+    Args:
+        x_RI: rows, sorted by group, and then those of none.
+        kernel_EIO: a matrix for each group. Those of groups without rows are not read.
+        first: where the rows of each group begin, and where those of the last one end, int32.
+    """
+    return _call(row_products.GROUPED, (len(x_RI), kernel_EIO.shape[2]), x_RI, kernel_EIO, first)
+
+
+def _call(target: str, shape: tuple[int, int], *arrays: Array) -> Array:
+    result = jax.ShapeDtypeStruct(shape, jnp.float32)
+    computed: Array = jax.ffi.ffi_call(target, result, vmap_method="sequential")(*arrays)
+    return computed
 
 
 def fill_columns(rows: int) -> bool:

@@ -9,7 +9,7 @@ import jax
 
 from jaxformer.execution.scopes import check_known, set_within
 from jaxformer.execution.sharding import current_layout
-from jaxformer.execution.torch_products import MATRIX_TARGETS
+from jaxformer.hardware.torch_library import MATRIX_TARGETS
 
 Rematerialization = Literal["none", "dots", "full"]
 

@@ -17,20 +17,18 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.scopes import set_within
 from jaxformer.execution.sharding import current_layout
+from jaxformer.hardware.torch_library import (
+    BY_TRANSPOSED,
+    GROUPED,
+    GROUPED_BY_TRANSPOSED,
+    GROUPED_MATRICES,
+    PRODUCT,
+    SCORES,
+    TRANSPOSED_BY,
+    WEIGHTED,
+    WEIGHTED_BACK,
+)
 
-# Custom calls for A B, A Bᵀ and Aᵀ B of matrices.
-PRODUCT, BY_TRANSPOSED, TRANSPOSED_BY = MATRIX_TARGETS = (
-    "jaxformer_product", "jaxformer_product_bt", "jaxformer_product_at",
-)  # fmt: skip
-# Of each head: queries by keys, weights by values, and transposed weights by what queries have.
-SCORES, WEIGHTED, WEIGHTED_BACK = HEAD_TARGETS = (
-    "jaxformer_scores", "jaxformer_weighted", "jaxformer_weighted_back",
-)  # fmt: skip
-# Of rows in groups: with the group's matrix, with it transposed, and the matrices of groups.
-GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = GROUP_TARGETS = (
-    "jaxformer_grouped", "jaxformer_grouped_bt", "jaxformer_grouped_matrices",
-)  # fmt: skip
-TARGETS = MATRIX_TARGETS + HEAD_TARGETS + GROUP_TARGETS
 # Products of fewer rows read each number of a matrix for little, and XLA's are as fast.
 FEWEST_ROWS = 32
 

@@ -7,8 +7,9 @@ come out.
 - ``invocation``: commands as this user has to write them.
 - ``memory``: how much memory devices and this machine have, and how much is in use.
 - ``compilation_cache``: compiled programs kept between runs.
+- ``custom_calls``: builds what XLA calls of this package's code in C, once for a machine.
 - ``torch_library``: makes the matrix products of torch's library known to XLA.
-- ``product_choice``: whether these are faster than XLA's here, measured once.
+- ``row_products``: the same for products of few rows with large matrices, of our own.
 - ``processor``: a name for the kind of processor.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.
 - ``nvidia_driver``: whether an NVIDIA GPU can be used, found before JAX looks.

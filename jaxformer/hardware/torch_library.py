@@ -1,33 +1,33 @@
 """Makes the matrix products of torch's library known to XLA, without importing torch.
 
-torch for Linux on x86 carries Intel's MKL inside ``libtorch_cpu.so``. A custom call of XLA
-(``torch_products.c``) calls it; a C compiler builds that once, into the user's cache.
+torch for Linux on x86 carries Intel's MKL inside ``libtorch_cpu.so``. Custom calls of XLA
+(``torch_products.c``) call it.
 """
 
 import ctypes
 import functools
-import hashlib
 import importlib.util
-import os
-import shutil
-import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import jax
 
-from jaxformer.execution.torch_products import TARGETS
-from jaxformer.hardware.user_folders import is_private, user_cache
+from jaxformer.hardware import custom_calls
+from jaxformer.hardware.custom_calls import UnavailableError
 
-SOURCE = Path(__file__).with_name("torch_products.c")
-COMPILERS = ("cc", "gcc", "clang")
-OPTIONS = ("-O2", "-std=c11", "-fPIC", "-shared")
-# In seconds. It takes a tenth of one.
-LONGEST_BUILD = 60
-
-
-class UnavailableError(Exception):
-    """torch's products cannot be used here; the message says why."""
+# Custom calls for A B, A Bᵀ and Aᵀ B of matrices.
+PRODUCT, BY_TRANSPOSED, TRANSPOSED_BY = MATRIX_TARGETS = (
+    "jaxformer_product", "jaxformer_product_bt", "jaxformer_product_at",
+)  # fmt: skip
+# Of each head: queries by keys, weights by values, and transposed weights by what queries have.
+SCORES, WEIGHTED, WEIGHTED_BACK = _HEAD_TARGETS = (
+    "jaxformer_scores", "jaxformer_weighted", "jaxformer_weighted_back",
+)  # fmt: skip
+# Of rows in groups: with the group's matrix, with it transposed, and the matrices of groups.
+GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = _GROUP_TARGETS = (
+    "jaxformer_grouped", "jaxformer_grouped_bt", "jaxformer_grouped_matrices",
+)  # fmt: skip
+TARGETS = MATRIX_TARGETS + _HEAD_TARGETS + _GROUP_TARGETS
 
 
 def torch_version() -> str:
@@ -44,21 +44,16 @@ def torch_version() -> str:
 
 @functools.cache
 def register_products() -> None:
-    """Makes the custom calls of ``execution.torch_products`` known to XLA, once in a process.
+    """Makes the custom calls of ``TARGETS`` known to XLA, once in a process.
 
     Raises:
         UnavailableError: torch, its products or a C compiler are missing.
     """
-    library = _load_torch()
-    product, threads = _function(library, "sgemm_"), _function(library, "MKL_Set_Num_Threads_Local")
-    try:
-        handler = ctypes.CDLL(str(_build()))
-    except OSError as error:
-        raise UnavailableError(f"what was built cannot be loaded: {error}") from error
-    handler.jaxformer_set_up(product, threads, jax.local_device_count("cpu"))
-    for name in TARGETS:
-        call = jax.ffi.pycapsule(getattr(handler, name))
-        jax.ffi.register_ffi_target(name, call, platform="cpu")
+    torch = _load_torch()
+    product, threads = _function(torch, "sgemm_"), _function(torch, "MKL_Set_Num_Threads_Local")
+    library = custom_calls.load("torch_products", ["-O2"])
+    library.jaxformer_set_up(product, threads, jax.local_device_count("cpu"))
+    custom_calls.register(library, TARGETS)
 
 
 def _load_torch() -> ctypes.CDLL:
@@ -79,42 +74,3 @@ def _function(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
         return ctypes.cast(getattr(library, name), ctypes.c_void_p)
     except AttributeError:
         raise UnavailableError(f"torch {torch_version()} was built without Intel's MKL") from None
-
-
-def _build() -> Path:
-    """Returns the library with the custom calls, which is built where the cache has none.
-
-    Raises:
-        UnavailableError: there is no compiler, it fails, or others could write to the cache.
-    """
-    version = metadata.version("jaxlib")
-    source = SOURCE.read_bytes()
-    known = hashlib.sha256(b"\0".join([source, version.encode(), *map(str.encode, OPTIONS)]))
-    folder = user_cache() / "torch_products"
-    built = folder / f"{known.hexdigest()[:16]}.so"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private(folder):
-            raise UnavailableError(f"others can write to {folder}")
-        if not built.exists():
-            _compile(built)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UnavailableError(f"the custom calls cannot be built: {error}") from error
-    return built
-
-
-def _compile(target: Path) -> None:
-    chosen = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
-    if chosen is None:
-        raise UnavailableError("there is no C compiler")
-    # Two processes may build at once: each moves its own file, whole, into place.
-    part = target.with_suffix(f".{os.getpid()}")
-    words = [chosen, *OPTIONS, "-I", jax.ffi.include_dir(), str(SOURCE), "-o", str(part)]
-    try:
-        made = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_BUILD)
-        if made.returncode:
-            first = next(iter(made.stderr.strip().splitlines()), f"exit code {made.returncode}")
-            raise UnavailableError(f"{chosen} cannot build the custom calls: {first}")
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)

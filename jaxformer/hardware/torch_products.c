@@ -4,14 +4,7 @@
 // of rows in groups. All arrays are float32, each row after row. A result is cut into blocks, which
 // the threads of XLA's own pool take, and each block is one call of sgemm on one thread.
 
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "xla/ffi/api/c_api.h"
+#include "custom_calls.h"
 
 // Fortran's sgemm: C = alpha op(A) op(B) + beta C, of matrices that lie column after column.
 typedef void Sgemm(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
@@ -39,72 +32,13 @@ static const double kFewestOperations = 1e6, kFewestForAllThreads = 6e7;
 // A multiple of the numbers in a register.
 static const int kBlockStep = 16;
 
-// What threads do together: they take blocks one after the other. The thread that waits for them
-// takes blocks too, so that it never waits for one that nobody computes.
-typedef struct Job {
-  void (*compute)(const struct Job* job, int block);
-  int count;
-  atomic_int next, done, owners;
-} Job;
-
-static void compute_blocks(Job* job) {
-  for (int block = atomic_fetch_add(&job->next, 1); block < job->count;
-       block = atomic_fetch_add(&job->next, 1)) {
-    job->compute(job, block);
-    atomic_fetch_add(&job->done, 1);
-  }
-}
-
-// A thread of the pool may come only after the last block was taken: the last one to leave frees.
-static void leave(Job* job) {
-  if (atomic_fetch_sub(&job->owners, 1) == 1) free(job);
-}
-
-static void run_task(void* job) {
-  compute_blocks(job);
-  leave(job);
-}
-
-static bool succeeded(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  if (error == NULL) return true;
-  XLA_FFI_Error_Destroy_Args arguments = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
-  api->XLA_FFI_Error_Destroy(&arguments);
-  return false;
-}
-
 // Returns on how many threads so many operations are best computed.
 static int count_threads(const XLA_FFI_CallFrame* frame, double operations) {
-  int64_t threads = 1;
   if (operations < kFewestOperations) return 1;
-  XLA_FFI_ThreadPool_NumThreads_Args arguments = {
-      XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx, &threads};
-  // Without a pool the calling thread computes alone.
-  if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_NumThreads(&arguments))) return 1;
-  if (operations < kFewestForAllThreads) threads /= devices;
-  return threads < 1 ? 1 : (int)threads;
+  const int threads = pool_threads(frame);
+  const int share = operations < kFewestForAllThreads ? threads / devices : threads;
+  return share < 1 ? 1 : share;
 }
-
-// Computes all blocks on so many threads, and frees the job.
-static void finish(Job* job, const XLA_FFI_CallFrame* frame, int threads) {
-  atomic_init(&job->next, 0);
-  atomic_init(&job->done, 0);
-  atomic_init(&job->owners, 1);
-  for (int i = 1; i < threads && i < job->count; ++i) {
-    XLA_FFI_ThreadPool_Schedule_Args arguments = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE,
-                                                  NULL, frame->ctx, run_task, job};
-    atomic_fetch_add(&job->owners, 1);
-    if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_Schedule(&arguments))) leave(job);
-  }
-  compute_blocks(job);
-  while (atomic_load(&job->done) < job->count) sched_yield();
-  leave(job);
-}
-
-// A matrix: where it begins, and how far apart its rows are.
-typedef struct {
-  float* data;
-  int stride;
-} Matrix;
 
 // c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
 static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
@@ -245,28 +179,11 @@ static void compute_group(const Job* job, int block) {
   multiply_matrices(a, false, b, transposes, c, rows, width, p->a_width, false);
 }
 
-// XLA asks first what version of the interface this was built for.
-static bool answers_question(const XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* extension = frame->extension_start;
-  if (extension == NULL || extension->type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata* about = ((XLA_FFI_Metadata_Extension*)extension)->metadata;
-  about->api_version.major_version = XLA_FFI_API_MAJOR;
-  about->api_version.minor_version = XLA_FFI_API_MINOR;
-  about->traits = 0;
-  return true;
-}
-
-static XLA_FFI_Error* fail(const XLA_FFI_Api* api, const char* message) {
-  XLA_FFI_Error_Create_Args arguments = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message,
-                                         XLA_FFI_Error_Code_INTERNAL};
-  return api->XLA_FFI_Error_Create(&arguments);
-}
-
 static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool transpose_b) {
   if (answers_question(frame)) return NULL;
-  const XLA_FFI_Buffer* a = frame->args.args[0];
-  const XLA_FFI_Buffer* b = frame->args.args[1];
-  const XLA_FFI_Buffer* c = frame->rets.rets[0];
+  const XLA_FFI_Buffer* a = argument(frame, 0);
+  const XLA_FFI_Buffer* b = argument(frame, 1);
+  const XLA_FFI_Buffer* c = result(frame);
   Product* p = malloc(sizeof(Product));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_part;
@@ -286,9 +203,9 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
 
 static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   if (answers_question(frame)) return NULL;
-  const XLA_FFI_Buffer* a = frame->args.args[0];
-  const XLA_FFI_Buffer* b = frame->args.args[1];
-  const XLA_FFI_Buffer* c = frame->rets.rets[0];
+  const XLA_FFI_Buffer* a = argument(frame, 0);
+  const XLA_FFI_Buffer* b = argument(frame, 1);
+  const XLA_FFI_Buffer* c = result(frame);
   const XLA_FFI_Buffer* weights = form == kScores ? c : a;
   const XLA_FFI_Buffer* per_key = form == kWeightedBack ? c : b;
   Heads* p = malloc(sizeof(Heads));
@@ -313,10 +230,10 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
 
 static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form) {
   if (answers_question(frame)) return NULL;
-  const XLA_FFI_Buffer* a = frame->args.args[0];
-  const XLA_FFI_Buffer* b = frame->args.args[1];
-  const XLA_FFI_Buffer* first = frame->args.args[2];
-  const XLA_FFI_Buffer* c = frame->rets.rets[0];
+  const XLA_FFI_Buffer* a = argument(frame, 0);
+  const XLA_FFI_Buffer* b = argument(frame, 1);
+  const XLA_FFI_Buffer* first = argument(frame, 2);
+  const XLA_FFI_Buffer* c = result(frame);
   Groups* p = malloc(sizeof(Groups));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_group;

@@ -7,9 +7,10 @@ import jax
 
 from jaxformer.errors import Setting, UsageError
 from jaxformer.execution.cores import count_cores
-from jaxformer.hardware.product_choice import is_torch_faster
-from jaxformer.hardware.torch_library import UnavailableError, register_products
+from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.torch_library import register_products
 from jaxformer.training.config import TrainConfig
+from jaxformer.training.product_choice import is_torch_faster
 
 # Of a product in a feed-forward. A run with smaller ones is over soon, whatever computes them.
 FEWEST_OPERATIONS = 1e7

@@ -19,6 +19,7 @@ from jaxformer.execution.attention_backends import CompilationTarget, compiled_f
 from jaxformer.feed_forward import GatedFeedForward
 from jaxformer.few_row_layers import few_row_kernels, few_row_kernels_of, prepare_few_rows
 from jaxformer.generation import generate, stream
+from jaxformer.hardware import row_products
 from jaxformer.layers import Embedding, Linear
 from jaxformer.norms import RMSNorm
 from jaxformer.parameters import split
@@ -27,6 +28,12 @@ from tests.support.tiers import full_after
 
 INPUTS, OUTPUTS = 7, 11
 TOKENS = few_rows.FEWEST_TOKENS_TO_COPY
+
+
+@pytest.fixture(autouse=True)
+def without_calls(monkeypatch):
+    """As where no C compiler is found."""
+    monkeypatch.setattr(row_products, "are_known", lambda: False)
 
 
 class Pair(nnx.Module):

@@ -14,10 +14,17 @@ from jaxformer.execution.attention_backends import CompilationTarget, compiled_f
 from jaxformer.experts import MixtureOfExperts
 from jaxformer.few_row_layers import few_row_kernels, prepare_few_rows
 from jaxformer.generation import generate
+from jaxformer.hardware import row_products
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.tiers import full_after, full_except
 
 TOKENS = few_rows.FEWEST_TOKENS_TO_COPY
+
+
+@pytest.fixture(autouse=True)
+def without_calls(monkeypatch):
+    """As where no C compiler is found."""
+    monkeypatch.setattr(row_products, "are_known", lambda: False)
 
 
 @pytest.fixture(autouse=True)

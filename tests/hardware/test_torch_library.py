@@ -21,7 +21,8 @@ from jaxformer.execution.torch_products import (
     weighted,
 )
 from jaxformer.hardware import torch_library
-from jaxformer.hardware.torch_library import UnavailableError, register_products
+from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.torch_library import register_products
 
 try:
     register_products()
@@ -188,38 +189,6 @@ def test_only_float32_outside_a_mesh_is_torchs():
             assert not are_wanted(x, kernel)
     with torch_products(), layout(object()):
         assert not are_wanted(x, kernel)
-
-
-@pytest.fixture
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "jaxformer" / "torch_products"
-
-
-@needs_products
-def test_it_is_built_once(empty_cache):
-    first = torch_library._build()
-    made = first.stat()
-    assert torch_library._build() == first
-    assert first.stat() == made
-    assert [path.name for path in empty_cache.iterdir()] == [first.name]
-
-
-def test_why_nothing_can_be_built_is_said(empty_cache, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(UnavailableError, match=r"^there is no C compiler$"):
-        torch_library._build()
-    compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    with pytest.raises(UnavailableError, match=r"cannot build the custom calls: no such flag$"):
-        torch_library._build()
-    assert list(empty_cache.iterdir()) == []
-    empty_cache.chmod(0o777)
-    with pytest.raises(UnavailableError, match=r"^others can write to "):
-        torch_library._build()
 
 
 def test_a_torch_without_mkl_is_said_to_be_so():

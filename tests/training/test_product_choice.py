@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from jaxformer.hardware import product_choice
-from jaxformer.hardware.product_choice import LARGEST_SHAPE, LEAST_GAIN, is_torch_faster
+from jaxformer.training import product_choice
+from jaxformer.training.product_choice import LARGEST_SHAPE, LEAST_GAIN, is_torch_faster
 from tests.hardware.test_torch_library import needs_products
 
 SHAPE = (64, 16, 48)

@@ -17,12 +17,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxformer.execution.torch_products import product
+from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.processor import processor_kind
-from jaxformer.hardware.torch_library import (
-    UnavailableError,
-    register_products,
-    torch_version,
-)
+from jaxformer.hardware.torch_library import register_products, torch_version
 from jaxformer.hardware.user_folders import user_cache
 from jaxformer.storage.durable_files import atomic_write_text
 

@@ -1,0 +1,99 @@
+// What custom calls of XLA on CPUs share: work cut into blocks, which the threads of XLA's own pool
+// take, and answers to XLA's questions.
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "xla/ffi/api/c_api.h"
+
+// A matrix: where it begins, and how far apart its rows are.
+typedef struct {
+  float* data;
+  int stride;
+} Matrix;
+
+// What threads do together: they take blocks one after the other. The thread that waits for them
+// takes blocks too, so that it never waits for one that nobody computes.
+typedef struct Job {
+  void (*compute)(const struct Job* job, int block);
+  int count;
+  atomic_int next, done, owners;
+} Job;
+
+static void compute_blocks(Job* job) {
+  for (int block = atomic_fetch_add(&job->next, 1); block < job->count;
+       block = atomic_fetch_add(&job->next, 1)) {
+    job->compute(job, block);
+    atomic_fetch_add(&job->done, 1);
+  }
+}
+
+// A thread of the pool may come only after the last block was taken: the last one to leave frees.
+static void leave(Job* job) {
+  if (atomic_fetch_sub(&job->owners, 1) == 1) free(job);
+}
+
+static void run_task(void* job) {
+  compute_blocks(job);
+  leave(job);
+}
+
+static bool succeeded(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  if (error == NULL) return true;
+  XLA_FFI_Error_Destroy_Args arguments = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
+  api->XLA_FFI_Error_Destroy(&arguments);
+  return false;
+}
+
+// Returns how many threads XLA's pool has.
+static int pool_threads(const XLA_FFI_CallFrame* frame) {
+  int64_t threads = 1;
+  XLA_FFI_ThreadPool_NumThreads_Args arguments = {
+      XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx, &threads};
+  // Without a pool the calling thread computes alone.
+  if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_NumThreads(&arguments))) return 1;
+  return threads < 1 ? 1 : (int)threads;
+}
+
+// Computes all blocks on so many threads, and frees the job.
+static void finish(Job* job, const XLA_FFI_CallFrame* frame, int threads) {
+  atomic_init(&job->next, 0);
+  atomic_init(&job->done, 0);
+  atomic_init(&job->owners, 1);
+  for (int i = 1; i < threads && i < job->count; ++i) {
+    XLA_FFI_ThreadPool_Schedule_Args arguments = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE,
+                                                  NULL, frame->ctx, run_task, job};
+    atomic_fetch_add(&job->owners, 1);
+    if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_Schedule(&arguments))) leave(job);
+  }
+  compute_blocks(job);
+  while (atomic_load(&job->done) < job->count) sched_yield();
+  leave(job);
+}
+
+// XLA asks first what version of the interface this was built for.
+static bool answers_question(const XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Extension_Base* extension = frame->extension_start;
+  if (extension == NULL || extension->type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata* about = ((XLA_FFI_Metadata_Extension*)extension)->metadata;
+  about->api_version.major_version = XLA_FFI_API_MAJOR;
+  about->api_version.minor_version = XLA_FFI_API_MINOR;
+  about->traits = 0;
+  return true;
+}
+
+static XLA_FFI_Error* fail(const XLA_FFI_Api* api, const char* message) {
+  XLA_FFI_Error_Create_Args arguments = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message,
+                                         XLA_FFI_Error_Code_INTERNAL};
+  return api->XLA_FFI_Error_Create(&arguments);
+}
+
+static const XLA_FFI_Buffer* argument(const XLA_FFI_CallFrame* frame, int number) {
+  return frame->args.args[number];
+}
+
+static const XLA_FFI_Buffer* result(const XLA_FFI_CallFrame* frame) { return frame->rets.rets[0]; }

@@ -1,0 +1,85 @@
+"""Builds the custom calls of XLA that are written in C, once for a machine, and loads them."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import jax
+
+from jaxformer.hardware.processor import processor_kind
+from jaxformer.hardware.user_folders import is_private, user_cache
+
+FOLDER = Path(__file__).parent
+# What every source includes.
+SHARED = FOLDER / "custom_calls.h"
+COMPILERS = ("cc", "gcc", "clang")
+OPTIONS = ("-std=c11", "-fPIC", "-shared")
+# In seconds. It takes half of one.
+LONGEST_BUILD = 60
+
+
+class UnavailableError(Exception):
+    """Custom calls cannot be used here; the message says why."""
+
+
+def load(name: str, options: Sequence[str]) -> ctypes.CDLL:
+    """Returns a library, which a C compiler builds where the user's cache has none.
+
+    Args:
+        name: of its source beside this file, without ``.c``.
+        options: what the compiler is told, which may be to build for this processor alone.
+
+    Raises:
+        UnavailableError: there is no compiler, it fails, or others could write to the cache.
+    """
+    try:
+        return ctypes.CDLL(str(_build(name, options)))
+    except OSError as error:
+        raise UnavailableError(f"what was built cannot be loaded: {error}") from error
+
+
+def register(library: ctypes.CDLL, targets: Sequence[str]) -> None:
+    """Makes functions of a library known to XLA, for CPUs, by their names."""
+    for target in targets:
+        call = jax.ffi.pycapsule(getattr(library, target))
+        jax.ffi.register_ffi_target(target, call, platform="cpu")
+
+
+def _build(name: str, options: Sequence[str]) -> Path:
+    source = FOLDER / f"{name}.c"
+    known = [metadata.version("jaxlib"), processor_kind(), *OPTIONS, *options]
+    contents = [source.read_bytes(), SHARED.read_bytes(), *map(str.encode, known)]
+    folder = user_cache() / "custom_calls"
+    built = folder / f"{name}-{hashlib.sha256(bytes(1).join(contents)).hexdigest()[:16]}.so"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(folder):
+            raise UnavailableError(f"others can write to {folder}")
+        if not built.exists():
+            _compile(source, options, built)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnavailableError(f"the custom calls cannot be built: {error}") from error
+    return built
+
+
+def _compile(source: Path, options: Sequence[str], target: Path) -> None:
+    chosen = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
+    if chosen is None:
+        raise UnavailableError("there is no C compiler")
+    # Two processes may build at once: each moves its own file, whole, into place.
+    part = target.with_suffix(f".{os.getpid()}")
+    include = ["-I", jax.ffi.include_dir(), "-I", str(FOLDER)]
+    words = [chosen, *OPTIONS, *options, *include, str(source), "-o", str(part)]
+    try:
+        made = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_BUILD)
+        if made.returncode:
+            first = next(iter(made.stderr.strip().splitlines()), f"exit code {made.returncode}")
+            raise UnavailableError(f"{chosen} cannot build the custom calls: {first}")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,302 @@
+// Products of few rows with matrices, for XLA on CPUs, as a step of generation has them.
+//
+// Such a product takes as long as the matrix takes to be read. So it is read once, in the order in
+// which it lies in memory, by all threads of XLA's own pool, and nothing of it is copied. XLA calls
+// the functions at the end. All arrays are float32, each row after row.
+//
+// A number of the result is added up in the same order however many rows there are.
+
+#include "custom_calls.h"
+
+// Numbers in a register; and of a block of the result, how many registers are a row, and the most
+// rows. The sums of a block stay in registers, and leave some for the matrix.
+#if defined(__AVX512F__)
+enum { kLanes = 16, kVectors = 4, kRows = 6 };
+#define DOT_ROWS 4
+#else
+enum { kLanes = 8, kVectors = 4, kRows = 3 };
+#define DOT_ROWS 2
+#endif
+// Outputs and, above, rows of a block where the matrix has a row for each output.
+enum { kOutputs = 4, kDotRows = DOT_ROWS };
+// Columns of a block.
+enum { kColumns = kLanes * kVectors };
+// Sums are made of so many products at a time: what a block has of the matrix stays in the cache of
+// a core for the next rows.
+enum { kInner = 16 };
+enum { kLine = 16 };  // float32 numbers in a line of the cache
+
+typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+// c = a b, or c += a b, of a block: so many rows, and so many registers of columns. Of the matrix, as
+// many rows are asked for from ``next`` on, unless it is NULL.
+INLINE void multiply_block(Matrix a, Matrix b, Matrix c, int inner, bool adds, const float* next,
+                           const int rows, const int vectors) {
+  Vector sums[kRows][kVectors];
+  for (int r = 0; r < rows; ++r)
+    for (int v = 0; v < vectors; ++v) sums[r][v] = (Vector){0};
+  for (int i = 0; i < inner; ++i) {
+    const float* row = b.data + (int64_t)i * b.stride;
+    if (next != NULL) {
+      for (int v = 0; v < vectors * kLanes; v += kLine)
+        __builtin_prefetch(next + (int64_t)i * b.stride + v);
+    }
+    for (int v = 0; v < vectors; ++v) {
+      const Vector numbers = *(const Vector*)(row + v * kLanes);
+      for (int r = 0; r < rows; ++r) sums[r][v] += a.data[(int64_t)r * a.stride + i] * numbers;
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v) {
+      Vector* sum = (Vector*)(c.data + (int64_t)r * c.stride + v * kLanes);
+      *sum = adds ? *sum + sums[r][v] : sums[r][v];
+    }
+  }
+}
+
+// The same for any number of rows, as even parts of at most kRows.
+INLINE void multiply_rows(Matrix a, Matrix b, Matrix c, int rows, int inner, bool adds,
+                          const float* next, const int vectors) {
+  for (int parts = (rows + kRows - 1) / kRows; parts > 0; --parts) {
+    const int taken = (rows + parts - 1) / parts;
+    switch (taken) {
+#define CASE(n)                                                                            \
+  case n:                                                                                  \
+    multiply_block(a, b, c, inner, adds, next, n <= kRows ? n : kRows, vectors);           \
+    break;
+      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#undef CASE
+    }
+    next = NULL;
+    rows -= taken;
+    a.data += (int64_t)taken * a.stride;
+    c.data += (int64_t)taken * c.stride;
+  }
+}
+
+// c = a b, of a block: some rows of the matrix after the others, and of these all columns, so that
+// memory is read in long pieces.
+static void multiply_columns(Matrix a, Matrix b, Matrix c, int rows, int columns, int inner) {
+  for (int start = 0; start < inner || start == 0; start += kInner) {
+    const int length = inner - start < kInner ? inner - start : kInner;
+    const bool adds = start > 0;
+    const Matrix of_a = {a.data + start, a.stride};
+    float* from = b.data + (int64_t)start * b.stride;
+    int done = 0;
+    for (; done + kColumns <= columns; done += kColumns) {
+      const Matrix of_b = {from + done, b.stride}, of_c = {c.data + done, c.stride};
+      const float* next = done + 2 * kColumns <= columns ? from + done + kColumns
+                                                         : from + (int64_t)kInner * b.stride;
+      multiply_rows(of_a, of_b, of_c, rows, length, adds, next, kVectors);
+    }
+    for (; done + kLanes <= columns; done += kLanes) {
+      const Matrix of_b = {from + done, b.stride}, of_c = {c.data + done, c.stride};
+      multiply_rows(of_a, of_b, of_c, rows, length, adds, NULL, 1);
+    }
+    for (; done < columns; ++done) {
+      for (int r = 0; r < rows; ++r) {
+        const float* row = of_a.data + (int64_t)r * a.stride;
+        float sum = 0;
+        for (int i = 0; i < length; ++i) sum += row[i] * from[(int64_t)i * b.stride + done];
+        float* total = c.data + (int64_t)r * c.stride + done;
+        *total = adds ? *total + sum : sum;
+      }
+    }
+  }
+}
+
+#ifdef __clang__
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int Places __attribute__((vector_size(4 * kLanes)));
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (Places){__VA_ARGS__})
+#endif
+// Adds the halves of each piece of two registers, and puts all sums into one.
+#define FOLD(to, count, low, high)                                                      \
+  for (int i = 0; i < count; ++i) {                                                     \
+    const Vector x = (to)[2 * i], y = (to)[2 * i + 1];                                  \
+    (to)[i] = PICK(x, y, low) + PICK(x, y, high);                                       \
+  }
+#define LIST(...) __VA_ARGS__
+
+// Puts the sum of the numbers of each of kLanes registers into the first one.
+INLINE void sum_registers(Vector v[kLanes]) {
+#if defined(__AVX512F__)
+  FOLD(v, 8, LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+       LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+  FOLD(v, 4, LIST(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+       LIST(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
+  FOLD(v, 2, LIST(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+       LIST(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31))
+  FOLD(v, 1, LIST(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+       LIST(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
+#else
+  FOLD(v, 4, LIST(0, 1, 2, 3, 8, 9, 10, 11), LIST(4, 5, 6, 7, 12, 13, 14, 15))
+  FOLD(v, 2, LIST(0, 1, 4, 5, 8, 9, 12, 13), LIST(2, 3, 6, 7, 10, 11, 14, 15))
+  FOLD(v, 1, LIST(0, 2, 4, 6, 8, 10, 12, 14), LIST(1, 3, 5, 7, 9, 11, 13, 15))
+#endif
+}
+
+// Some outputs of a bᵀ for some rows: to[o * rows_in_all + r].
+INLINE void multiply_outputs(Matrix a, Matrix b, float* to, int rows_in_all, int inner,
+                             const int outputs, const int rows) {
+  Vector sums[kOutputs * kDotRows];
+  for (int j = 0; j < kOutputs * kDotRows; ++j) sums[j] = (Vector){0};
+  int i = 0;
+  for (; i + kLanes <= inner; i += kLanes) {
+    for (int o = 0; o < outputs; ++o) {
+      const float* row = b.data + (int64_t)o * b.stride + i;
+      __builtin_prefetch(row + (int64_t)kOutputs * b.stride);
+      const Vector numbers = *(const Vector*)row;
+      for (int r = 0; r < rows; ++r)
+        sums[o * kDotRows + r] += *(const Vector*)(a.data + (int64_t)r * a.stride + i) * numbers;
+    }
+  }
+  sum_registers(sums);
+  for (int o = 0; o < outputs; ++o) {
+    for (int r = 0; r < rows; ++r) {
+      float sum = sums[0][o * kDotRows + r];
+      for (int j = i; j < inner; ++j)
+        sum += a.data[(int64_t)r * a.stride + j] * b.data[(int64_t)o * b.stride + j];
+      to[(int64_t)o * rows_in_all + r] = sum;
+    }
+  }
+}
+
+// The same for any number of rows.
+INLINE void multiply_all_rows(Matrix a, Matrix b, float* to, int rows, int inner,
+                              const int outputs) {
+  for (int done = 0; done < rows; done += kDotRows) {
+    const Matrix of_a = {a.data + (int64_t)done * a.stride, a.stride};
+    switch (rows - done) {
+#define CASE(n)                                                                   \
+  case n:                                                                         \
+    multiply_outputs(of_a, b, to + done, rows, inner, outputs, n);            \
+    break;
+      CASE(1)
+#if DOT_ROWS > 2
+      CASE(2) CASE(3)
+#endif
+      default:
+        multiply_outputs(of_a, b, to + done, rows, inner, outputs, DOT_ROWS);
+#undef CASE
+    }
+  }
+}
+
+// Outputs of a block where the matrix has a row for each output.
+enum { kOutputsOfBlock = 32 };
+
+typedef struct {
+  Job job;
+  Matrix a, b;
+  float* c;
+  // Of a and of the result.
+  int rows, inner, outputs;
+  // Of groups: where the rows of each begin, and how many blocks each has; else NULL.
+  const int32_t* first;
+  int parts, width;
+} Product;
+
+static void compute_columns(const Job* job, int block) {
+  const Product* p = (const Product*)job;
+  const int first = block * p->width;
+  const int rest = p->outputs - first;
+  const Matrix b = {p->b.data + first, p->outputs}, c = {p->c + first, p->outputs};
+  multiply_columns(p->a, b, c, p->rows, rest < p->width ? rest : p->width, p->inner);
+}
+
+static void compute_outputs(const Job* job, int block) {
+  const Product* p = (const Product*)job;
+  const int first = block * kOutputsOfBlock;
+  const int end = first + kOutputsOfBlock < p->outputs ? first + kOutputsOfBlock : p->outputs;
+  int o = first;
+  for (; o + kOutputs <= end; o += kOutputs) {
+    const Matrix b = {p->b.data + (int64_t)o * p->inner, p->inner};
+    multiply_all_rows(p->a, b, p->c + (int64_t)o * p->rows, p->rows, p->inner, kOutputs);
+  }
+  for (; o < end; ++o) {
+    const Matrix b = {p->b.data + (int64_t)o * p->inner, p->inner};
+    multiply_all_rows(p->a, b, p->c + (int64_t)o * p->rows, p->rows, p->inner, 1);
+  }
+}
+
+static void compute_group(const Job* job, int block) {
+  const Product* p = (const Product*)job;
+  const int group = block / p->parts;
+  const int64_t start = p->first[group];
+  const int rows = p->first[group + 1] - (int)start;
+  if (rows == 0) return;
+  const int first = block % p->parts * p->width;
+  const int rest = p->outputs - first;
+  const Matrix a = {p->a.data + start * p->inner, p->inner};
+  const Matrix b = {p->b.data + (int64_t)group * p->inner * p->outputs + first, p->outputs};
+  const Matrix c = {p->c + start * p->outputs + first, p->outputs};
+  multiply_columns(a, b, c, rows, rest < p->width ? rest : p->width, p->inner);
+}
+
+// To hand a product by a smaller matrix to another thread costs as much as it saves; in bytes.
+static const int64_t kFewestBytes = 1 << 19;
+// Columns of a block, at most: what is made of them stays in the cache of a core.
+enum { kMostColumns = 2048 };
+// Each thread has one block, so that memory is read in long pieces. A product by a smaller matrix, in
+// bytes, is over so soon that a thread may come late: each has several, which the others can take.
+enum { kSmallShares = 4 };
+static const int64_t kSmall = 1 << 21;
+
+// Returns how many columns of a matrix a block has, where so many matrices are multiplied by.
+static int block_width(int columns, int64_t bytes, int matrices, int threads) {
+  // Of many matrices, or of some for each thread, one is a block.
+  const bool is_whole = matrices % threads == 0 || matrices >= 4 * threads;
+  const int shares = is_whole ? 1 : bytes < kSmall ? kSmallShares * threads : threads;
+  const int share = (columns / shares + kColumns - 1) / kColumns * kColumns;
+  return share > kMostColumns ? kMostColumns : share < kColumns ? kColumns : share;
+}
+
+// Makes a product with what all kinds of it have: rows, and a matrix or several of so many bytes.
+static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
+                               void (*compute)(const Job* job, int block), bool is_transposed) {
+  if (answers_question(frame)) return NULL;
+  const XLA_FFI_Buffer* a = argument(frame, 0);
+  const XLA_FFI_Buffer* b = argument(frame, 1);
+  Product* p = malloc(sizeof(Product));
+  if (p == NULL) return fail(frame->api, "no memory for a matrix product");
+  p->job.compute = compute;
+  p->rows = (int)a->dims[0];
+  p->inner = (int)a->dims[1];
+  p->outputs = (int)b->dims[is_transposed ? 0 : b->rank - 1];
+  p->a = (Matrix){a->data, p->inner};
+  p->b = (Matrix){b->data, is_transposed ? p->inner : p->outputs};
+  p->c = result(frame)->data;
+  int matrices = 1, used = 1;
+  if (b->rank == 3) {
+    p->first = argument(frame, 2)->data;
+    matrices = (int)b->dims[0];
+    used = 0;
+    for (int i = 0; i < matrices; ++i) used += p->first[i + 1] > p->first[i];
+    // Rows after those of the last group are of none.
+    const int64_t end = p->first[matrices];
+    memset(p->c + end * p->outputs, 0, (p->rows - end) * p->outputs * sizeof(float));
+  }
+  const int64_t bytes = (int64_t)p->inner * p->outputs * (int64_t)sizeof(float);
+  const int threads = used * bytes < kFewestBytes ? 1 : pool_threads(frame);
+  p->width = is_transposed ? kOutputsOfBlock : block_width(p->outputs, bytes, used, threads);
+  p->parts = (p->outputs + p->width - 1) / p->width;
+  p->job.count = matrices * p->parts;
+  finish(&p->job, frame, threads);
+  return NULL;
+}
+
+XLA_FFI_Error* jaxformer_few_rows(XLA_FFI_CallFrame* frame) {
+  return multiply(frame, compute_columns, false);
+}
+
+XLA_FFI_Error* jaxformer_few_rows_bt(XLA_FFI_CallFrame* frame) {
+  return multiply(frame, compute_outputs, true);
+}
+
+XLA_FFI_Error* jaxformer_few_rows_grouped(XLA_FFI_CallFrame* frame) {
+  return multiply(frame, compute_group, false);
+}

@@ -1,0 +1,33 @@
+"""Makes products of few rows with large matrices known to XLA, as custom calls.
+
+A C compiler builds them for this processor (``few_row_products.c``).
+"""
+
+import functools
+import os
+
+from jaxformer.hardware import custom_calls
+from jaxformer.hardware.custom_calls import UnavailableError
+
+# With a matrix, with one whose rows are outputs, and with the matrix of each row's group.
+TARGETS = PRODUCT, BY_TRANSPOSED, GROUPED = (
+    "jaxformer_few_rows", "jaxformer_few_rows_bt", "jaxformer_few_rows_grouped",
+)  # fmt: skip
+# A product and a sum are one instruction, also where the compiler has to be told so.
+OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast")
+
+
+# An environment variable, which turns them off.
+SWITCH, OFF = "JAXFORMER_CUSTOM_CALLS", "off"
+
+
+@functools.cache
+def are_known() -> bool:
+    """Returns whether the custom calls of ``TARGETS`` can be used, and makes them known to XLA."""
+    if os.environ.get(SWITCH) == OFF:
+        return False
+    try:
+        custom_calls.register(custom_calls.load("few_row_products", OPTIONS), TARGETS)
+    except UnavailableError:
+        return False
+    return True

@@ -1,0 +1,210 @@
+"""Products of few rows by custom calls: right, the same for any number of rows, and used."""
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.decoding import generating_programs
+from jaxformer.execution import few_rows
+from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
+from jaxformer.few_row_layers import few_row_kernels
+from jaxformer.generation import generate
+from jaxformer.hardware import custom_calls, row_products
+from jaxformer.layers import Linear
+from jaxformer.transformer_lm import TransformerLM
+from tests.hardware.test_custom_calls import needs_calls
+
+pytestmark = needs_calls
+TARGETS = ("PRODUCT", "BY_TRANSPOSED", "GROUPED")
+# Fewer outputs than a register has, several blocks of columns, a long sum, nothing even.
+SHAPES = [(1, 256, 1024), (2, 7, 11), (5, 300, 65), (6, 513, 129), (32, 1100, 200), (3, 4, 1)]
+
+
+@pytest.fixture(params=["this processor", "narrower registers"])
+def built(request, monkeypatch):
+    """The custom calls, and those for registers of half the width, which this processor has too."""
+    if request.param == "this processor":
+        return
+    narrow = _register_narrow()
+    if narrow is None:
+        pytest.skip("the compiler knows no registers of other widths")
+    for name in TARGETS:
+        monkeypatch.setattr(row_products, name, f"narrow_{getattr(row_products, name)}")
+
+
+@functools.cache
+def _register_narrow():
+    try:
+        library = custom_calls.load(
+            "few_row_products", [*row_products.OPTIONS, "-mno-avx512f", "-w"]
+        )
+    except custom_calls.UnavailableError:
+        return None
+    for target in row_products.TARGETS:
+        call = jax.ffi.pycapsule(getattr(library, target))
+        jax.ffi.register_ffi_target(f"narrow_{target}", call, platform="cpu")
+    return library
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def check_product(found, x, kernel):
+    """A sum of n products in float32 is within n roundings of the exact one (Higham, 2002, 3.1)."""
+    x, kernel = x.astype(np.float64), kernel.astype(np.float64)
+    bound = len(kernel) * np.finfo(np.float32).eps / 2 * (np.abs(x) @ np.abs(kernel))
+    assert found.shape == bound.shape
+    assert np.all(np.abs(np.asarray(found, np.float64) - x @ kernel) <= bound)
+
+
+# Functions that are made anew, as a program keeps the names of the calls that it was traced with.
+def product(x, kernel):
+    return jax.jit(lambda *arrays: few_rows.called_product(*arrays))(x, kernel)
+
+
+def by_transposed(x, kernel):
+    call = jax.jit(lambda *arrays: few_rows.called_product_by_transposed(*arrays))
+    return call(x, np.ascontiguousarray(kernel.T))
+
+
+def grouped(x, kernel, first):
+    return jax.jit(lambda *arrays: few_rows.called_grouped_product(*arrays))(x, kernel, first)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("multiply", [product, by_transposed])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_right_to_rounding_and_no_row_depends_on_others(shape, multiply):
+    rows, inputs, outputs = shape
+    x, kernel = draw(rows, inputs), draw(inputs, outputs, seed=1)
+    found = np.asarray(multiply(x, kernel))
+    check_product(found, x, kernel)
+    for row in {0, rows // 2, rows - 1}:
+        np.testing.assert_array_equal(multiply(x[row : row + 1], kernel)[0], found[row])
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("counts", [(3, 0, 20, 1), (0, 0, 0, 0), (32, 0, 0, 0), (0, 1)], ids=str)
+@pytest.mark.parametrize("others", [0, 9])
+@pytest.mark.parametrize("outputs", [37, 1344])
+def test_products_of_groups_are_right_to_rounding(counts, others, outputs):
+    """Groups without rows are not read, and rows of no group get zeros."""
+    inputs, used = 97, sum(counts)
+    x, kernel = draw(used + others, inputs), draw(len(counts), inputs, outputs, seed=1)
+    first = np.cumsum([0, *counts], dtype=np.int32)
+    kernel[np.array(counts) == 0] = np.nan
+    found = np.asarray(grouped(x, kernel, first))
+    for group, begin in enumerate(first[:-1]):
+        rows = slice(begin, first[group + 1])
+        if counts[group]:
+            check_product(found[rows], x[rows], kernel[group])
+            np.testing.assert_array_equal(found[rows], product(x[rows], kernel[group]))
+    assert not np.any(found[used:])
+
+
+@pytest.mark.parametrize("multiply", [product, by_transposed])
+def test_a_number_that_is_not_finite_comes_through(multiply):
+    x, kernel = draw(5, 40), draw(40, 70, seed=1)
+    x[3, 7], kernel[7, 9], kernel[9, 69] = np.nan, np.inf, -np.inf
+    found, expected = np.asarray(multiply(x, kernel)), x @ kernel
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+
+
+def test_many_at_once_end_and_give_the_same_bits():
+    """From several threads, on several devices, each with blocks for all threads of the pool."""
+    x, kernel = draw(9, 600), draw(600, 500, seed=1)
+    compiled = jax.jit(few_rows.called_product)
+    first = np.asarray(compiled(x, kernel))
+
+    def run(number):
+        return np.asarray(compiled(*jax.device_put((x, kernel), jax.devices()[number % 4])))
+
+    with ThreadPoolExecutor(8) as threads:
+        for found in threads.map(run, range(200)):
+            np.testing.assert_array_equal(found, first)
+
+
+def test_only_few_rows_and_large_matrices_of_one_cpu_in_float32_are_called():
+    kernel = jnp.zeros((128, 128))
+    assert few_rows.can_be_called(1, kernel)
+    assert few_rows.can_be_called(few_rows.MOST_ROWS, kernel)
+    assert not few_rows.can_be_called(few_rows.MOST_ROWS + 1, kernel)
+    assert not few_rows.can_be_called(1, kernel.astype(jnp.bfloat16))
+    assert not few_rows.can_be_called(1, kernel[:16, :16])
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    assert not few_rows.can_be_called(1, jax.device_put(kernel, spread))
+    with compiled_for(CompilationTarget("cuda", (9, 0))):
+        assert not few_rows.can_be_called(1, kernel)
+    assert few_rows.is_call(jnp.zeros((3, 5)))
+    assert not few_rows.is_call(jnp.zeros((3, 5), jnp.bfloat16))
+    assert not few_rows.is_call(jnp.zeros((few_rows.MOST_ROWS + 1, 5)))
+
+
+def model_of(**settings):
+    config = TransformerLMConfig(
+        d_model=96, num_heads=4, num_layers=2, context_length=64, vocab_size=131, **settings
+    )
+    return TransformerLM(config, rngs=nnx.Rngs(0))
+
+
+def count_calls(monkeypatch):
+    called, call = [], few_rows._call
+
+    def count(target, *arguments):
+        called.append(target)
+        return call(target, *arguments)
+
+    monkeypatch.setattr(few_rows, "_call", count)
+    return called
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tie_embeddings": True},
+        {"tie_embeddings": False, "num_kv_heads": 1, "activation": "swiglu"},
+        {"activation": "swiglu", "num_experts": 4, "experts_per_token": 2},
+    ],
+    ids=["tied", "gated", "experts"],
+)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_texts_are_those_of_xlas_products(monkeypatch, settings, rows):
+    model = model_of(**settings)
+    prompt = np.random.default_rng(0).integers(0, 131, (rows, 3))
+    called = count_calls(monkeypatch)
+    found = generate(model, prompt, 20, greedy=True)
+    expected = {row_products.PRODUCT}
+    expected |= {row_products.BY_TRANSPOSED} if settings.get("tie_embeddings", True) else set()
+    expected |= {row_products.GROUPED} if "num_experts" in settings else set()
+    assert set(called) == expected
+    called.clear()
+    monkeypatch.setattr(row_products, "are_known", lambda: False)
+    generating_programs.cache_clear()
+    np.testing.assert_array_equal(found, generate(model, prompt, 20, greedy=True))
+    assert not called
+
+
+def test_nothing_lies_beside_the_parameters():
+    kernels = few_row_kernels(model_of(), 4, 100)
+    assert kernels
+    assert set(kernels.values()) == {()}
+
+
+def test_a_layer_of_more_rows_or_another_dtype_is_xlas(monkeypatch):
+    layer = Linear(128, 128, rngs=nnx.Rngs(0))
+    layer.is_called = True
+    called = count_calls(monkeypatch)
+    layer(jnp.ones((few_rows.MOST_ROWS + 1, 128)))
+    layer(jnp.ones((1, 128), jnp.bfloat16))
+    assert not called
+    layer(jnp.ones((2, 3, 128)))
+    assert called == [row_products.PRODUCT]

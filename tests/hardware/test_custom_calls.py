@@ -1,0 +1,80 @@
+"""Custom calls in C: built once, without a warning, and clear where they cannot be."""
+
+import subprocess
+
+import pytest
+
+from jaxformer.hardware import custom_calls, row_products
+from jaxformer.hardware.custom_calls import UnavailableError
+
+NAME = "few_row_products"
+OPTIONS = row_products.OPTIONS
+needs_calls = pytest.mark.skipif(not row_products.are_known(), reason="no C compiler")
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "jaxformer" / "custom_calls"
+
+
+@needs_calls
+def test_it_is_built_once_for_each_kind_of_processor(empty_cache, monkeypatch):
+    first = custom_calls._build(NAME, OPTIONS)
+    made = first.stat()
+    assert custom_calls._build(NAME, OPTIONS) == first
+    assert first.stat() == made
+    assert [path.name for path in empty_cache.iterdir()] == [first.name]
+    monkeypatch.setattr(custom_calls, "processor_kind", lambda: "another")
+    assert custom_calls._build(NAME, OPTIONS) != first
+    assert len(list(empty_cache.iterdir())) == 2
+
+
+def test_why_nothing_can_be_built_is_said(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(UnavailableError, match=r"^there is no C compiler$"):
+        custom_calls.load(NAME, OPTIONS)
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(UnavailableError, match=r"cannot build the custom calls: no such flag$"):
+        custom_calls.load(NAME, OPTIONS)
+    assert list(empty_cache.iterdir()) == []
+    compiler.write_text('#!/bin/sh\nfor last; do true; done\necho damaged > "$last"\n')
+    with pytest.raises(UnavailableError, match=r"^what was built cannot be loaded: "):
+        custom_calls.load(NAME, OPTIONS)
+    empty_cache.chmod(0o777)
+    with pytest.raises(UnavailableError, match=r"^others can write to "):
+        custom_calls.load(NAME, OPTIONS)
+
+
+def test_without_a_compiler_products_are_those_of_xla(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert not row_products.are_known.__wrapped__()
+
+
+@needs_calls
+def test_they_can_be_turned_off(monkeypatch):
+    assert row_products.are_known.__wrapped__()
+    monkeypatch.setenv("JAXFORMER_CUSTOM_CALLS", "off")
+    assert not row_products.are_known.__wrapped__()
+
+
+@needs_calls
+@pytest.mark.parametrize("name", ["few_row_products", "torch_products"])
+def test_a_compiler_has_nothing_to_warn_of(name, tmp_path):
+    include = [
+        "-I", custom_calls.jax.ffi.include_dir(), "-I", str(custom_calls.FOLDER)
+    ]  # fmt: skip
+    words = [*custom_calls.OPTIONS, *OPTIONS, "-Wall", "-Wextra", "-Werror", *include]
+    source = custom_calls.FOLDER / f"{name}.c"
+    compiler = next(filter(custom_calls.shutil.which, custom_calls.COMPILERS))
+    done = subprocess.run(
+        [compiler, *words, str(source), "-o", str(tmp_path / "built.so")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
