@@ -67,17 +67,17 @@ def product(x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]) -> Float[
     return jax.lax.optimization_barrier(kernel_OI @ x_RI.T).T
 
 
-def can_be_called(rows: int, kernel: Array) -> bool:
+def can_be_called(rows: int, kernel: Array | np.ndarray) -> bool:
     """Returns whether the product of so many rows and a matrix, or several, can be a custom call.
 
     Args:
         rows: of each product.
-        kernel: as it is stored, on the device that is to compute.
+        kernel: as it is stored, on the device that is to compute, or an array of numpy.
     """
     if not takes_copies(rows) or isinstance(kernel, jax.core.Tracer):
         return False
     # XLA cannot cut a custom call into parts for the devices of a mesh.
-    is_on_one = len(kernel.devices()) == 1
+    is_on_one = not isinstance(kernel, jax.Array) or len(kernel.devices()) == 1
     is_large = kernel.nbytes >= LEAST_CALLED_BYTES and kernel.dtype == jnp.float32
     return is_on_one and is_large and row_products.are_known()
 

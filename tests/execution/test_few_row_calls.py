@@ -135,7 +135,7 @@ def test_many_at_once_end_and_give_the_same_bits():
 def test_only_few_rows_and_large_matrices_of_one_cpu_in_float32_are_called():
     kernel = jnp.zeros((128, 128))
     assert few_rows.can_be_called(1, kernel)
-    assert few_rows.can_be_called(few_rows.MOST_ROWS, kernel)
+    assert few_rows.can_be_called(few_rows.MOST_ROWS, np.asarray(kernel))
     assert not few_rows.can_be_called(few_rows.MOST_ROWS + 1, kernel)
     assert not few_rows.can_be_called(1, kernel.astype(jnp.bfloat16))
     assert not few_rows.can_be_called(1, kernel[:16, :16])
