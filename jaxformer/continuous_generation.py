@@ -40,8 +40,9 @@ from jaxformer.few_row_layers import (
     few_row_kernels_of,
     prepare_few_rows,
 )
-from jaxformer.parameters import Parameters, split
+from jaxformer.parameters import Parameters
 from jaxformer.positions import Rotary
+from jaxformer.split_once import split_once
 from jaxformer.transformer_lm import TransformerLM
 
 # Slots past the context: so many tokens at least are made before rows are shifted.
@@ -118,7 +119,7 @@ def generate_requests(
             raise ValueError("sampling needs a key in each request, or greedy=True")
         key = None if greedy else _typed(request.key)
         texts.append(_Text(number, prompt, request.num_tokens, key, frozenset(stop_tokens)))
-    definition, parameters = split(model)
+    definition, parameters = split_once(model)
     dtype = choose_cache_dtype(cache_dtype, parameters["token_embedding.embedding"].dtype)
     settings = None if greedy else (temperature, top_k, top_p)
     stops = np.array(stop_tokens, np.int32)

@@ -22,7 +22,7 @@ from jaxformer.execution import lengths
 from jaxformer.execution.batch_halves import cut_batch, place_part, write_beside
 from jaxformer.execution.token_window import Window, lengthen_window
 from jaxformer.few_row_layers import FewRowKernels, few_row_calls_of, few_row_kernels_of
-from jaxformer.parameters import split
+from jaxformer.split_once import split_once
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -180,7 +180,7 @@ def stream_samples(
     for key in keys:
         if isinstance(key, int) and not greedy:
             raise ValueError(f"key must be a random key: pass key=jax.random.key({key})")
-    definition, parameters = split(model)
+    definition, parameters = split_once(model)
     dtype = choose_cache_dtype(cache_dtype, parameters["token_embedding.embedding"].dtype)
     settings = None if greedy else (temperature, top_k, top_p)
     draws = 0 if greedy else len(rows) * len(parameters["token_embedding.embedding"])

@@ -23,9 +23,10 @@ from jaxformer.execution import lengths
 from jaxformer.execution.token_window import TokenRows
 from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of, prepare_few_rows
 from jaxformer.logits import check_sampling
-from jaxformer.parameters import Parameters, merge, split
+from jaxformer.parameters import Parameters, merge
 from jaxformer.prompts import check_target_tokens, read_features, read_source, read_start
 from jaxformer.speech_transformer import SpeechTransformer
+from jaxformer.split_once import split_once
 
 
 def generate_target(
@@ -106,7 +107,7 @@ def generate_target(
     )
     if num_tokens == 0:
         return np.zeros((len(source), 0), np.int32)
-    definition, parameters = split(model)
+    definition, parameters = split_once(model)
     weights = parameters["target_embedding.embedding"].dtype
     dtype = choose_cache_dtype(cache_dtype, weights)
     program = _program(definition, None if greedy else (temperature, top_k, top_p), dtype)

@@ -21,8 +21,8 @@ from jaxformer.execution import lengths
 from jaxformer.execution.drafted_window import DraftedWindow, lengthen_drafted
 from jaxformer.execution.token_window import Window
 from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of
-from jaxformer.parameters import split
 from jaxformer.speculative_rounds import round_programs
+from jaxformer.split_once import split_once
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -93,7 +93,10 @@ def stream_with_draft(
     draft_tokens = min(draft_tokens, max(model.config.context_length - 1, 1))
     if not greedy and key is None:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
-    (definition, parameters), (draft_definition, draft_parameters) = split(model), split(draft)
+    (definition, parameters), (draft_definition, draft_parameters) = (
+        split_once(model),
+        split_once(draft),
+    )
     dtypes = tuple(
         choose_cache_dtype(cache_dtype, p["token_embedding.embedding"].dtype)
         for p in (parameters, draft_parameters)

@@ -26,7 +26,7 @@ enum { kColumns = kLanes * kVectors };
 enum { kInner = 16 };
 enum { kLine = 16 };  // float32 numbers in a line of the cache
 
-typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
 
