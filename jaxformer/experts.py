@@ -39,11 +39,11 @@ class ExpertWeights(nnx.Module):
         use_bias: whether each expert has a bias.
         rngs: where the initial weights come from.
 
-    In programs that make tokens ``is_called`` may be set, or ``separate`` hold the kernel of each
-    expert as an array of its own; see ``prepare_few_rows``.
+    In programs that make tokens ``uses_custom_call`` may be set, or ``separate`` hold the kernel of
+    each expert as an array of its own; see ``prepare_few_rows``.
     """
 
-    is_called = False
+    uses_custom_call = False
     separate: tuple[Array, ...] | None = None
 
     def __init__(
@@ -338,12 +338,13 @@ class MixtureOfExperts(nnx.Module):
         biases = [None if proj.bias is None else widen(proj.bias[...]) for proj in first_two]
         activate = _Activation(self.activation, self.clamp, self.hidden_dropout.rate)
         separate = [proj.separate for proj in each if proj.separate is not None]
-        if all(proj.is_called for proj in each) and few_rows.is_call(rows) and keep is None:
+        uses_custom_call = all(proj.uses_custom_call for proj in each) and few_rows.fits_call(rows)
+        if uses_custom_call and keep is None:
             first = first_rows(order.groups, len(down_proj.kernel))
-            hidden = [few_rows.called_grouped_product(x, p.kernel[...], first) for p in first_two]
+            hidden = [few_rows.call_grouped_product(x, p.kernel[...], first) for p in first_two]
             gate, up = (p.add_bias(y, order.groups) for p, y in zip(first_two, hidden, strict=True))
             hidden_RF = activate(gate, up, (None, None), None)
-            y = few_rows.called_grouped_product(hidden_RF, down_proj.kernel[...], first)
+            y = few_rows.call_grouped_product(hidden_RF, down_proj.kernel[...], first)
         elif len(separate) == len(each) and keep is None:
             kernels = [Kernels(*own) for own in zip(*separate, strict=True)]
             y = separate_feed_forward(x, kernels, biases, order.groups, len(rows), activate)

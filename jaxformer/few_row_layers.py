@@ -85,7 +85,7 @@ def few_row_calls_of(
     names = {path: _kernel_name(path) for path in layers.linear + layers.experts}
     names |= {path: _table_name(path) for path in layers.tables}
     return {
-        path: () for path, name in names.items() if few_rows.can_be_called(rows, parameters[name])
+        path: () for path, name in names.items() if few_rows.can_use_call(rows, parameters[name])
     }
 
 
@@ -162,13 +162,13 @@ def prepare_few_rows(module: nnx.Module, kernels: FewRowKernels) -> None:
     """
     for path, node in nnx.iter_modules(module):
         own = kernels.get(join_path(path))
-        is_called = isinstance(own, tuple) and not own
-        if isinstance(node, Embedding):
-            node.is_called, node.for_few_rows = is_called, True
+        if isinstance(own, tuple) and not own:
+            assert isinstance(node, Embedding | ExpertWeights | Linear)
+            node.uses_custom_call = True
+        elif isinstance(node, Embedding):
+            node.for_few_rows = True
         elif isinstance(node, ExpertWeights) and isinstance(own, tuple):
-            node.is_called, node.separate = is_called, nnx.data(own) if own else None
-        elif isinstance(node, Linear) and is_called:
-            node.is_called = True
+            node.separate = nnx.data(own)
         elif isinstance(node, Linear) and own is not None:
             is_joined = len(own) > node.kernel.shape[1]
             setattr(node, "joined_OI" if is_joined else "kernel_OI", nnx.data(own))

@@ -46,12 +46,12 @@ class Linear(nnx.Module):
     >>> Linear(3, 5, rngs=nnx.Rngs(0))(jnp.ones((2, 7, 3))).shape
     (2, 7, 5)
 
-    In programs that make tokens ``is_called`` may be set, ``kernel_OI`` be the kernel transposed,
-    or ``joined_OI`` have the kernels of several layers, of which this is the first; see
+    In programs that make tokens ``uses_custom_call`` may be set, ``kernel_OI`` be the kernel
+    transposed, or ``joined_OI`` have the kernels of several layers, of which this is the first; see
     ``prepare_few_rows``.
     """
 
-    is_called = False
+    uses_custom_call = False
     kernel_OI: Array | None = None  # noqa: N815
     joined_OI: Array | None = None  # noqa: N815
 
@@ -67,8 +67,8 @@ class Linear(nnx.Module):
         rows, kernel = jnp.reshape(x, (-1, x.shape[-1])), self.kernel[...]
         if self.kernel_OI is not None and few_rows.takes_copies(len(rows)):
             y = few_rows.product(rows, self.kernel_OI)
-        elif self.is_called and few_rows.is_call(rows):
-            y = few_rows.called_product(rows, kernel)
+        elif self.uses_custom_call and few_rows.fits_call(rows):
+            y = few_rows.call_product(rows, kernel)
         elif len(rows) >= torch_products.FEWEST_ROWS and torch_products.are_wanted(rows, kernel):
             y = torch_products.product(rows, kernel)
         else:
@@ -107,11 +107,11 @@ class Embedding(nnx.Module):
     Rows start as standard normals, as in ``torch.nn.Embedding``. Ids must lie in
     [0, num_embeddings): on a device an id outside is not an error, so callers check on the host.
 
-    In programs that make tokens ``is_called`` or ``for_few_rows`` is set; see
+    In programs that make tokens ``uses_custom_call`` or ``for_few_rows`` is set; see
     ``prepare_few_rows``.
     """
 
-    is_called = False
+    uses_custom_call = False
     for_few_rows = False
 
     def __init__(self, num_embeddings: int, features: int, *, rngs: nnx.Rngs):
@@ -127,8 +127,8 @@ class Embedding(nnx.Module):
         Within ``filled_columns`` there are more columns than rows; those behind are 0.
         """
         rows, table = jnp.reshape(x, (-1, x.shape[-1])), self.embedding[...]
-        if self.is_called and few_rows.is_call(rows):
-            logits = few_rows.called_product_by_transposed(rows, table)
+        if self.uses_custom_call and few_rows.fits_call(rows):
+            logits = few_rows.call_product_by_transposed(rows, table)
         elif self.for_few_rows and few_rows.is_few(len(rows)):
             logits = few_rows.product(rows, table)
         else:

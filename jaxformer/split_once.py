@@ -54,7 +54,7 @@ def _are_same(before: list[Any], now: list[Any]) -> bool:
 def _contents(module: nnx.Module) -> list[Any] | None:
     """Returns names and values of all attributes; None if they may change and stay the same object.
 
-    Flax's own notes on a module follow from these.
+    What Flax itself notes of a module follows from these.
     """
     found: list[Any] = []
     modules = [module]

@@ -39,7 +39,7 @@ def test_what_is_left_is_rounding(case, monkeypatch):
     monkeypatch.setattr(few_rows, "_call", count)
     monkeypatch.setattr(few_rows, "MOST_ROWS", 1000)
     for layer in (Embedding, ExpertWeights, Linear):
-        monkeypatch.setattr(layer, "is_called", True)
+        monkeypatch.setattr(layer, "uses_custom_call", True)
     pair = Pair(case)
     for std in case.stds():
         judge_rounding(output_draws(pair, std, FLOAT32), FLOAT32)

@@ -67,7 +67,7 @@ def product(x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]) -> Float[
     return jax.lax.optimization_barrier(kernel_OI @ x_RI.T).T
 
 
-def can_be_called(rows: int, kernel: Array | np.ndarray) -> bool:
+def can_use_call(rows: int, kernel: Array | np.ndarray) -> bool:
     """Returns whether the product of so many rows and a matrix, or several, can be a custom call.
 
     Args:
@@ -82,26 +82,24 @@ def can_be_called(rows: int, kernel: Array | np.ndarray) -> bool:
     return is_on_one and is_large and row_products.are_known()
 
 
-def is_call(x_RI: Float[Array, "R I"]) -> bool:
+def fits_call(x_RI: Float[Array, "R I"]) -> bool:
     """Returns whether these rows are multiplied by a custom call, where the matrix can be."""
     return x_RI.dtype == jnp.float32 and takes_copies(len(x_RI))
 
 
-def called_product(
-    x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]
-) -> Float[Array, "R O"]:
+def call_product(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> Float[Array, "R O"]:
     """Returns x W, by a custom call."""
     return _call(row_products.PRODUCT, (len(x_RI), kernel_IO.shape[1]), x_RI, kernel_IO)
 
 
-def called_product_by_transposed(
+def call_product_by_transposed(
     x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]
 ) -> Float[Array, "R O"]:
     """Returns x Wᵀ, by a custom call; its columns lie one after the other."""
     return _call(row_products.BY_TRANSPOSED, (len(kernel_OI), len(x_RI)), x_RI, kernel_OI).T
 
 
-def called_grouped_product(
+def call_grouped_product(
     x_RI: Float[Array, "R I"], kernel_EIO: Float[Array, "E I O"], first: Int[Array, "E+1"]
 ) -> Float[Array, "R O"]:
     """Returns the product of each row with the matrix of its group; zeros for rows of no group.

@@ -50,8 +50,9 @@ INLINE void multiply_block(Matrix a, Matrix b, Matrix c, int inner, bool adds, c
   }
   for (int r = 0; r < rows; ++r) {
     for (int v = 0; v < vectors; ++v) {
-      Vector* sum = (Vector*)(c.data + (int64_t)r * c.stride + v * kLanes);
-      *sum = adds ? *sum + sums[r][v] : sums[r][v];
+      Vector* total = (Vector*)(c.data + (int64_t)r * c.stride + v * kLanes);
+      if (adds) sums[r][v] += *total;
+      *total = sums[r][v];
     }
   }
 }
@@ -237,8 +238,17 @@ static void compute_group(const Job* job, int block) {
   multiply_columns(a, b, c, rows, rest < p->width ? rest : p->width, p->inner);
 }
 
-// To hand a product by a smaller matrix to another thread costs as much as it saves; in bytes.
-static const int64_t kFewestBytes = 1 << 19;
+// Of the matrix, in bytes: to hand less of it to another thread costs as much as it saves.
+static const int64_t kLeastShare = 1 << 18;
+
+// Returns on how many threads products are best computed that read so many bytes of matrices.
+static int count_threads(const XLA_FFI_CallFrame* frame, int64_t bytes) {
+  const int64_t most = bytes / kLeastShare;
+  if (most < 2) return 1;
+  const int threads = pool_threads(frame);
+  return most < threads ? (int)most : threads;
+}
+
 // Columns of a block, at most: what is made of them stays in the cache of a core.
 enum { kMostColumns = 2048 };
 // Each thread has one block, so that memory is read in long pieces. A product by a smaller matrix, in
@@ -281,7 +291,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
     memset(p->c + end * p->outputs, 0, (p->rows - end) * p->outputs * sizeof(float));
   }
   const int64_t bytes = (int64_t)p->inner * p->outputs * (int64_t)sizeof(float);
-  const int threads = used * bytes < kFewestBytes ? 1 : pool_threads(frame);
+  const int threads = count_threads(frame, used * bytes);
   p->width = is_transposed ? kOutputsOfBlock : block_width(p->outputs, bytes, used, threads);
   p->parts = (p->outputs + p->width - 1) / p->width;
   p->job.count = matrices * p->parts;

@@ -66,16 +66,16 @@ def check_product(found, x, kernel):
 
 # Functions that are made anew, as a program keeps the names of the calls that it was traced with.
 def product(x, kernel):
-    return jax.jit(lambda *arrays: few_rows.called_product(*arrays))(x, kernel)
+    return jax.jit(lambda *arrays: few_rows.call_product(*arrays))(x, kernel)
 
 
 def by_transposed(x, kernel):
-    call = jax.jit(lambda *arrays: few_rows.called_product_by_transposed(*arrays))
+    call = jax.jit(lambda *arrays: few_rows.call_product_by_transposed(*arrays))
     return call(x, np.ascontiguousarray(kernel.T))
 
 
 def grouped(x, kernel, first):
-    return jax.jit(lambda *arrays: few_rows.called_grouped_product(*arrays))(x, kernel, first)
+    return jax.jit(lambda *arrays: few_rows.call_grouped_product(*arrays))(x, kernel, first)
 
 
 @pytest.mark.usefixtures("built")
@@ -121,7 +121,7 @@ def test_a_number_that_is_not_finite_comes_through(multiply):
 def test_many_at_once_end_and_give_the_same_bits():
     """From several threads, on several devices, each with blocks for all threads of the pool."""
     x, kernel = draw(9, 600), draw(600, 500, seed=1)
-    compiled = jax.jit(few_rows.called_product)
+    compiled = jax.jit(few_rows.call_product)
     first = np.asarray(compiled(x, kernel))
 
     def run(number):
@@ -134,19 +134,19 @@ def test_many_at_once_end_and_give_the_same_bits():
 
 def test_only_few_rows_and_large_matrices_of_one_cpu_in_float32_are_called():
     kernel = jnp.zeros((128, 128))
-    assert few_rows.can_be_called(1, kernel)
-    assert few_rows.can_be_called(few_rows.MOST_ROWS, np.asarray(kernel))
-    assert not few_rows.can_be_called(few_rows.MOST_ROWS + 1, kernel)
-    assert not few_rows.can_be_called(1, kernel.astype(jnp.bfloat16))
-    assert not few_rows.can_be_called(1, kernel[:16, :16])
+    assert few_rows.can_use_call(1, kernel)
+    assert few_rows.can_use_call(few_rows.MOST_ROWS, np.asarray(kernel))
+    assert not few_rows.can_use_call(few_rows.MOST_ROWS + 1, kernel)
+    assert not few_rows.can_use_call(1, kernel.astype(jnp.bfloat16))
+    assert not few_rows.can_use_call(1, kernel[:16, :16])
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    assert not few_rows.can_be_called(1, jax.device_put(kernel, spread))
+    assert not few_rows.can_use_call(1, jax.device_put(kernel, spread))
     with compiled_for(CompilationTarget("cuda", (9, 0))):
-        assert not few_rows.can_be_called(1, kernel)
-    assert few_rows.is_call(jnp.zeros((3, 5)))
-    assert not few_rows.is_call(jnp.zeros((3, 5), jnp.bfloat16))
-    assert not few_rows.is_call(jnp.zeros((few_rows.MOST_ROWS + 1, 5)))
+        assert not few_rows.can_use_call(1, kernel)
+    assert few_rows.fits_call(jnp.zeros((3, 5)))
+    assert not few_rows.fits_call(jnp.zeros((3, 5), jnp.bfloat16))
+    assert not few_rows.fits_call(jnp.zeros((few_rows.MOST_ROWS + 1, 5)))
 
 
 def model_of(**settings):
@@ -201,7 +201,7 @@ def test_nothing_lies_beside_the_parameters():
 
 def test_a_layer_of_more_rows_or_another_dtype_is_xlas(monkeypatch):
     layer = Linear(128, 128, rngs=nnx.Rngs(0))
-    layer.is_called = True
+    layer.uses_custom_call = True
     called = count_calls(monkeypatch)
     layer(jnp.ones((few_rows.MOST_ROWS + 1, 128)))
     layer(jnp.ones((1, 128), jnp.bfloat16))
