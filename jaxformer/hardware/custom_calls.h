@@ -75,11 +75,12 @@ static void finish(Job* job, const XLA_FFI_CallFrame* frame, int threads) {
   leave(job);
 }
 
-// XLA asks first what version of the interface this was built for.
+// XLA asks first what version of the interface this was built for. The type of the first member has
+// another name from version 0.5 on, so it is not named here.
 static bool answers_question(const XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* extension = frame->extension_start;
-  if (extension == NULL || extension->type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata* about = ((XLA_FFI_Metadata_Extension*)extension)->metadata;
+  const XLA_FFI_Metadata_Extension* question = (const void*)frame->extension_start;
+  if (question == NULL || question->extension_base.type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata* about = question->metadata;
   about->api_version.major_version = XLA_FFI_API_MAJOR;
   about->api_version.minor_version = XLA_FFI_API_MINOR;
   about->traits = 0;

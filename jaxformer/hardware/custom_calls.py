@@ -32,7 +32,7 @@ def load(name: str, options: Sequence[str]) -> ctypes.CDLL:
 
     Args:
         name: of its source beside this file, without ``.c``.
-        options: what the compiler is told, which may be to build for this processor alone.
+        options: of the compiler, which may be to build for this processor alone.
 
     Raises:
         UnavailableError: there is no compiler, it fails, or others could write to the cache.

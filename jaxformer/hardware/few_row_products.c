@@ -196,8 +196,9 @@ typedef struct {
   float* c;
   // Of a and of the result.
   int rows, inner, outputs;
-  // Of groups: where the rows of each begin, and how many blocks each has; else NULL.
+  // Of groups alone: where the rows of each begin.
   const int32_t* first;
+  // Blocks of a matrix, and columns or outputs of each.
   int parts, width;
 } Product;
 

@@ -13,7 +13,7 @@ from jaxformer.hardware.custom_calls import UnavailableError
 TARGETS = PRODUCT, BY_TRANSPOSED, GROUPED = (
     "jaxformer_few_rows", "jaxformer_few_rows_bt", "jaxformer_few_rows_grouped",
 )  # fmt: skip
-# A product and a sum are one instruction, also where the compiler has to be told so.
+# The last one makes a product and a sum one instruction, whatever the compiler does by default.
 OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast")
 
 
