@@ -5,6 +5,7 @@ come out.
 
 - ``accelerators``: peaks, memory and links of known GPUs and TPUs; utilization of a run.
 - ``invocation``: commands as this user has to write them.
+- ``array_memory``: memory for a model's parameters, in pages of 2 MiB.
 - ``memory``: how much memory devices and this machine have, and how much is in use.
 - ``compilation_cache``: compiled programs kept between runs.
 - ``custom_calls``: builds what XLA calls of this package's code in C, once for a machine.

@@ -23,32 +23,48 @@ enum { kOutputs = 4, kDotRows = DOT_ROWS };
 enum { kColumns = kLanes * kVectors };
 // Sums are made of so many products at a time: what a block has of the matrix stays in the cache of
 // a core for the next rows.
-enum { kInner = 16 };
+enum { kInner = 32 };
 enum { kLine = 16 };  // float32 numbers in a line of the cache
 
 typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
 
-// c = a b, or c += a b, of a block: so many rows, and so many registers of columns. Of the matrix, as
-// many rows are asked for from ``next`` on, unless it is NULL.
-INLINE void multiply_block(Matrix a, Matrix b, Matrix c, int inner, bool adds, const float* next,
+// What to ask memory for while a block is computed, in the matrix's own rows: from where on, and how
+// many lines of the cache. Each part of a block asks for a share of it: memory answers only so many
+// questions at a time, and waits while nobody asks.
+typedef struct {
+  const float* from;
+  int lines;
+} Request;
+
+// Returns the share of the next one of so many parts, and leaves the rest.
+static Request take_share(Request* all, int parts, int64_t line_stride) {
+  const Request share = {all->from, (all->lines + parts - 1) / parts};
+  all->from += share.lines * line_stride;
+  all->lines -= share.lines;
+  return share;
+}
+
+// c = a b, or c += a b, of a block: so many rows, and so many registers of columns.
+INLINE void multiply_block(Matrix a, Matrix b, Matrix c, int inner, bool adds, Request next,
                            const int rows, const int vectors) {
   Vector sums[kRows][kVectors];
   for (int r = 0; r < rows; ++r)
     for (int v = 0; v < vectors; ++v) sums[r][v] = (Vector){0};
   for (int i = 0; i < inner; ++i) {
     const float* row = b.data + (int64_t)i * b.stride;
-    if (next != NULL) {
-      for (int v = 0; v < vectors * kLanes; v += kLine)
-        __builtin_prefetch(next + (int64_t)i * b.stride + v);
-    }
+    for (int line = 0; line < next.lines; ++line)
+      __builtin_prefetch(next.from + (int64_t)i * b.stride + line * kLine);
     for (int v = 0; v < vectors; ++v) {
       const Vector numbers = *(const Vector*)(row + v * kLanes);
       for (int r = 0; r < rows; ++r) sums[r][v] += a.data[(int64_t)r * a.stride + i] * numbers;
     }
   }
+// Else the compiler takes the sums through memory.
+#pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
       Vector* total = (Vector*)(c.data + (int64_t)r * c.stride + v * kLanes);
       if (adds) sums[r][v] += *total;
@@ -59,18 +75,18 @@ INLINE void multiply_block(Matrix a, Matrix b, Matrix c, int inner, bool adds, c
 
 // The same for any number of rows, as even parts of at most kRows.
 INLINE void multiply_rows(Matrix a, Matrix b, Matrix c, int rows, int inner, bool adds,
-                          const float* next, const int vectors) {
+                          Request next, const int vectors) {
   for (int parts = (rows + kRows - 1) / kRows; parts > 0; --parts) {
     const int taken = (rows + parts - 1) / parts;
+    const Request share = take_share(&next, parts, kLine);
     switch (taken) {
 #define CASE(n)                                                                            \
   case n:                                                                                  \
-    multiply_block(a, b, c, inner, adds, next, n <= kRows ? n : kRows, vectors);           \
+    multiply_block(a, b, c, inner, adds, share, n <= kRows ? n : kRows, vectors);          \
     break;
       CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
     }
-    next = NULL;
     rows -= taken;
     a.data += (int64_t)taken * a.stride;
     c.data += (int64_t)taken * c.stride;
@@ -88,13 +104,14 @@ static void multiply_columns(Matrix a, Matrix b, Matrix c, int rows, int columns
     int done = 0;
     for (; done + kColumns <= columns; done += kColumns) {
       const Matrix of_b = {from + done, b.stride}, of_c = {c.data + done, c.stride};
-      const float* next = done + 2 * kColumns <= columns ? from + done + kColumns
-                                                         : from + (int64_t)kInner * b.stride;
+      const bool is_last = done + 2 * kColumns > columns;
+      const Request next = {from + (is_last ? (int64_t)kInner * b.stride : done + kColumns),
+                            kColumns / kLine};
       multiply_rows(of_a, of_b, of_c, rows, length, adds, next, kVectors);
     }
     for (; done + kLanes <= columns; done += kLanes) {
       const Matrix of_b = {from + done, b.stride}, of_c = {c.data + done, c.stride};
-      multiply_rows(of_a, of_b, of_c, rows, length, adds, NULL, 1);
+      multiply_rows(of_a, of_b, of_c, rows, length, adds, (Request){NULL, 0}, 1);
     }
     for (; done < columns; ++done) {
       for (int r = 0; r < rows; ++r) {
@@ -141,47 +158,53 @@ INLINE void sum_registers(Vector v[kLanes]) {
 }
 
 // Some outputs of a bᵀ for some rows: to[o * rows_in_all + r].
-INLINE void multiply_outputs(Matrix a, Matrix b, float* to, int rows_in_all, int inner,
+INLINE void multiply_outputs(Matrix a, Matrix b, float* to, int rows_in_all, int inner, Request next,
                              const int outputs, const int rows) {
   Vector sums[kOutputs * kDotRows];
   for (int j = 0; j < kOutputs * kDotRows; ++j) sums[j] = (Vector){0};
   int i = 0;
   for (; i + kLanes <= inner; i += kLanes) {
+    for (int line = 0; line < next.lines; ++line)
+      __builtin_prefetch(next.from + (int64_t)line * b.stride + i);
     for (int o = 0; o < outputs; ++o) {
-      const float* row = b.data + (int64_t)o * b.stride + i;
-      __builtin_prefetch(row + (int64_t)kOutputs * b.stride);
-      const Vector numbers = *(const Vector*)row;
+      const Vector numbers = *(const Vector*)(b.data + (int64_t)o * b.stride + i);
       for (int r = 0; r < rows; ++r)
         sums[o * kDotRows + r] += *(const Vector*)(a.data + (int64_t)r * a.stride + i) * numbers;
     }
   }
   sum_registers(sums);
-  for (int o = 0; o < outputs; ++o) {
-    for (int r = 0; r < rows; ++r) {
-      float sum = sums[0][o * kDotRows + r];
-      for (int j = i; j < inner; ++j)
-        sum += a.data[(int64_t)r * a.stride + j] * b.data[(int64_t)o * b.stride + j];
-      to[(int64_t)o * rows_in_all + r] = sum;
+  float totals[kLanes];
+  *(Vector*)totals = sums[0];
+  for (int j = i; j < inner; ++j) {
+    for (int o = 0; o < outputs; ++o) {
+      for (int r = 0; r < rows; ++r)
+        totals[o * kDotRows + r] +=
+            a.data[(int64_t)r * a.stride + j] * b.data[(int64_t)o * b.stride + j];
     }
   }
+  for (int o = 0; o < outputs; ++o)
+    memcpy(to + (int64_t)o * rows_in_all, totals + o * kDotRows, rows * sizeof(float));
 }
 
 // The same for any number of rows.
 INLINE void multiply_all_rows(Matrix a, Matrix b, float* to, int rows, int inner,
                               const int outputs) {
-  for (int done = 0; done < rows; done += kDotRows) {
+  Request next = {b.data + (int64_t)kOutputs * b.stride, kOutputs};
+  int parts = (rows + kDotRows - 1) / kDotRows;
+  for (int done = 0; done < rows; done += kDotRows, --parts) {
     const Matrix of_a = {a.data + (int64_t)done * a.stride, a.stride};
+    const Request share = take_share(&next, parts, b.stride);
     switch (rows - done) {
 #define CASE(n)                                                                   \
   case n:                                                                         \
-    multiply_outputs(of_a, b, to + done, rows, inner, outputs, n);            \
+    multiply_outputs(of_a, b, to + done, rows, inner, share, outputs, n);         \
     break;
       CASE(1)
 #if DOT_ROWS > 2
       CASE(2) CASE(3)
 #endif
       default:
-        multiply_outputs(of_a, b, to + done, rows, inner, outputs, DOT_ROWS);
+        multiply_outputs(of_a, b, to + done, rows, inner, share, outputs, DOT_ROWS);
 #undef CASE
     }
   }

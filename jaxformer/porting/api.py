@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxformer.config_tree import flatten
 from jaxformer.errors import UsageError
+from jaxformer.hardware.array_memory import ArrayMemory, is_worth_pages
 from jaxformer.parameters import Parameters, get_parameters, merge
 from jaxformer.porting.arguments import read_names, wrong_kind
 from jaxformer.porting.dialects import choose_dialect, find_dialect
@@ -21,6 +22,8 @@ from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.casts import check_computes
 from jaxformer.porting.mapping.plans import Origin, Plan, plan_export, plan_import
+from jaxformer.porting.mapping.rules import copy_into
+from jaxformer.porting.mapping.transfer import read_view
 from jaxformer.porting.mapping.wrapped_names import WRAPPERS
 
 # An NNX module has no place for where it came from, so that is remembered here.
@@ -109,7 +112,8 @@ def build(plan: Plan, *, training: bool = False) -> Any:
     check_computes(plan.tensors)
     definition, rest = nnx.split(plan.module)
     del rest
-    arrays = {name: _on_device(name, tensor) for name, tensor in plan.tensors.items()}
+    memory = ArrayMemory()
+    arrays = {name: _on_device(name, tensor, memory) for name, tensor in plan.tensors.items()}
     result = merge(definition, arrays)
     for name, array in plan.origin.buffers.items():
         for buffer in plan.module_mapping.buffers:
@@ -205,11 +209,15 @@ def _as_mapping(config: Any) -> Any:
     return flatten(config) if dataclasses.is_dataclass(config) else config
 
 
-def _on_device(name: str, tensor: StoredTensor) -> jax.Array:
+def _on_device(name: str, tensor: StoredTensor, memory: ArrayMemory) -> jax.Array:
     if tensor.dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise UsageError(
             f"{name} is float64: call jax.config.update('jax_enable_x64', True) first, or cast "
             "the weights to float32"
         )
     # Not ``jnp.array``, which compiles a program for each shape of a numpy array.
-    return jax.device_put(tensor.read(), may_alias=False)
+    if not is_worth_pages(tensor.nbytes):
+        return jax.device_put(tensor.read(), may_alias=False)
+    array = memory.empty(tensor.shape, tensor.dtype)
+    copy_into(array, read_view(tensor))
+    return jax.device_put(array, may_alias=True)
