@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention_core import scaled_dot_product_attention
+from jaxformer.execution import few_rows
 from jaxformer.execution.attention_products import by_row
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import share_heads
@@ -107,7 +108,11 @@ class MultiHeadAttention(nnx.Module):
     Raises:
         ValueError: num_heads is not divisible by num_kv_heads, or d_model by num_heads where
             head_dim is not given; or norm_all_heads and norm_after_rotation are both on.
+
+    In programs that make tokens ``uses_custom_calls`` may be set; see ``prepare_few_rows``.
     """
+
+    uses_custom_calls = False
 
     def __init__(
         self,
@@ -279,17 +284,18 @@ class MultiHeadAttention(nnx.Module):
             )
             if out_BTNH is not None:
                 return out_BTNH, None
-        out_BTNH, weights_BNTS = scaled_dot_product_attention(
-            q_BTNH,
-            k_BSKH,
-            v_BSKH,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            soft_cap=self.score_soft_cap,
-            dropout=dropout,
-            sinks=sinks,
-        )
+        with few_rows.head_calls(self.uses_custom_calls):
+            out_BTNH, weights_BNTS = scaled_dot_product_attention(
+                q_BTNH,
+                k_BSKH,
+                v_BSKH,
+                mask=mask,
+                bias=bias,
+                scale=self.scale,
+                soft_cap=self.score_soft_cap,
+                dropout=dropout,
+                sinks=sinks,
+            )
         return out_BTNH, weights_BNTS if return_weights else None
 
     def _queries_keys_values(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from jaxformer.attention import MultiHeadAttention
 from jaxformer.execution import few_rows
 from jaxformer.execution.separate_experts import separate
 from jaxformer.experts import ExpertWeights
@@ -160,9 +161,12 @@ def prepare_few_rows(module: nnx.Module, kernels: FewRowKernels) -> None:
         module: made inside of a program, and not used outside.
         kernels: those of ``few_row_kernels``.
     """
+    has_calls = any(isinstance(own, tuple) and not own for own in kernels.values())
     for path, node in nnx.iter_modules(module):
         own = kernels.get(join_path(path))
-        if isinstance(own, tuple) and not own:
+        if isinstance(node, MultiHeadAttention):
+            node.uses_custom_calls = has_calls
+        elif isinstance(own, tuple) and not own:
             assert isinstance(node, Embedding | ExpertWeights | Linear)
             node.uses_custom_call = True
         elif isinstance(node, Embedding):

@@ -9,7 +9,7 @@ import abc
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.execution import torch_products
+from jaxformer.execution import few_rows, torch_products
 
 
 class AttentionProducts(abc.ABC):
@@ -44,6 +44,8 @@ def attention_products(
     """Returns the products of queries, keys and values."""
     if torch_products.are_wanted(q_BTNH, k_BSKH, v_BSKH):
         return _HeadProducts(q_BTNH, k_BSKH, v_BSKH)
+    if few_rows.fit_head_calls(q_BTNH, k_BSKH, v_BSKH):
+        return _CalledProducts(q_BTNH, k_BSKH, v_BSKH)
     return _RowProducts(q_BTNH, k_BSKH, v_BSKH)
 
 
@@ -62,7 +64,7 @@ class _RowProducts(AttentionProducts):
     def scores(self, rows: slice, columns: slice) -> Float[Array, "B N t s"]:
         q_BNTH, k_RSH = self._q_BNTH[:, :, rows], self._k_RSH[:, columns]
         q_RMH = q_BNTH.reshape(len(k_RSH), -1, q_BNTH.shape[3])
-        scores_RMS = jnp.einsum("rmh,rsh->rms", q_RMH, k_RSH, preferred_element_type=self._wide)
+        scores_RMS = self._by_keys(q_RMH, k_RSH)
         return scores_RMS.reshape(*q_BNTH.shape[:3], -1)
 
     def outputs(self, weights_BNTS: Float[Array, "B N t s"], columns: slice) -> Array:
@@ -70,11 +72,27 @@ class _RowProducts(AttentionProducts):
         # small difference of large terms where the softmax saturates.
         v_RSH = self._v_RSH[:, columns].astype(self._wide)
         weights_RMS = weights_BNTS.reshape(len(v_RSH), -1, weights_BNTS.shape[3])
-        out_RMH = jnp.einsum("rms,rsh->rmh", weights_RMS, v_RSH)
+        out_RMH = self._by_values(weights_RMS, v_RSH)
         return out_RMH.reshape(*weights_BNTS.shape[:3], -1)
+
+    def _by_keys(self, q_RMH: Array, k_RSH: Array) -> Float[Array, "R M S"]:
+        return jnp.einsum("rmh,rsh->rms", q_RMH, k_RSH, preferred_element_type=self._wide)
+
+    def _by_values(self, weights_RMS: Array, v_RSH: Array) -> Float[Array, "R M H"]:
+        return jnp.einsum("rms,rsh->rmh", weights_RMS, v_RSH)
 
     def join(self, outputs: list[Array]) -> Float[Array, "B T N H"]:
         return join_queries(outputs).transpose(0, 2, 1, 3)
+
+
+class _CalledProducts(_RowProducts):
+    """The same by custom calls, on all cores: XLA multiplies few rows on one."""
+
+    def _by_keys(self, q_RMH: Array, k_RSH: Array) -> Float[Array, "R M S"]:
+        return few_rows.call_products_by_transposed(q_RMH, k_RSH)
+
+    def _by_values(self, weights_RMS: Array, v_RSH: Array) -> Float[Array, "R M H"]:
+        return few_rows.call_products(weights_RMS, v_RSH)
 
 
 class _HeadProducts(AttentionProducts):

@@ -7,7 +7,9 @@ is none, the matrix stands on the left, with its outputs along the first dimensi
 the right.
 """
 
+import contextvars
 import functools
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
+from jaxformer.execution.scopes import set_within
 from jaxformer.hardware import row_products
 
 # One row has a kernel of XLA's own, which reads a matrix with its outputs along the first dimension
@@ -33,6 +36,8 @@ LEAST_COPIED_BYTES, MOST_COPIED_BYTES = 2**24, 2**30
 # of each row, fills a register.
 PARTS = 4
 FEWEST_ROWS_OF_COLUMNS = 8
+
+_head_calls: contextvars.ContextVar[bool] = contextvars.ContextVar("head_calls", default=False)
 
 
 def is_few(rows: int) -> bool:
@@ -87,6 +92,20 @@ def fits_call(x_RI: Float[Array, "R I"]) -> bool:
     return x_RI.dtype == jnp.float32 and takes_copies(len(x_RI))
 
 
+def head_calls(wanted: bool) -> AbstractContextManager[None]:
+    """Makes the products of attention's heads custom calls, where they fit; for one CPU device."""
+    return set_within(_head_calls, wanted)
+
+
+def fit_head_calls(
+    q_BTNH: Float[Array, "B T N H"], k_BSKH: Float[Array, "B S K H"], v_BSKH: Array
+) -> bool:
+    """Returns whether the products of these heads are custom calls."""
+    rows = q_BTNH.shape[1] * q_BTNH.shape[2] // k_BSKH.shape[2]
+    is_float32 = all(x.dtype == jnp.float32 for x in (q_BTNH, k_BSKH, v_BSKH))
+    return _head_calls.get() and is_float32 and takes_copies(rows)
+
+
 def call_product(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> Float[Array, "R O"]:
     """Returns x W, by a custom call."""
     return _call(row_products.PRODUCT, (len(x_RI), kernel_IO.shape[1]), x_RI, kernel_IO)
@@ -112,7 +131,24 @@ def call_grouped_product(
     return _call(row_products.GROUPED, (len(x_RI), kernel_EIO.shape[2]), x_RI, kernel_EIO, first)
 
 
-def _call(target: str, shape: tuple[int, int], *arrays: Array) -> Array:
+def call_products(
+    x_PRI: Float[Array, "P R I"], kernel_PIO: Float[Array, "P I O"]
+) -> Float[Array, "P R O"]:
+    """Returns the products of pairs of rows and matrices, by a custom call."""
+    pairs, rows, _ = x_PRI.shape
+    return _call(row_products.PAIRS, (pairs, rows, kernel_PIO.shape[2]), x_PRI, kernel_PIO)
+
+
+def call_products_by_transposed(
+    x_PRI: Float[Array, "P R I"], kernel_POI: Float[Array, "P O I"]
+) -> Float[Array, "P R O"]:
+    """Returns the products of pairs of rows and transposed matrices, by a custom call."""
+    pairs, rows, _ = x_PRI.shape
+    shape = (pairs, kernel_POI.shape[1], rows)
+    return _call(row_products.PAIRS_BY_TRANSPOSED, shape, x_PRI, kernel_POI).transpose(0, 2, 1)
+
+
+def _call(target: str, shape: tuple[int, ...], *arrays: Array) -> Array:
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     computed: Array = jax.ffi.ffi_call(target, result, vmap_method="sequential")(*arrays)
     return computed

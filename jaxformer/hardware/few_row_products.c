@@ -217,12 +217,14 @@ typedef struct {
   Job job;
   Matrix a, b;
   float* c;
-  // Of a and of the result.
+  // Of a and of the result; of pairs, those of one.
   int rows, inner, outputs;
   // Of groups alone: where the rows of each begin.
   const int32_t* first;
   // Blocks of a matrix, and columns or outputs of each.
   int parts, width;
+  // Of pairs alone: how many, and how many of them are a block.
+  int pairs, pairs_of_block;
 } Product;
 
 static void compute_columns(const Job* job, int block) {
@@ -233,19 +235,47 @@ static void compute_columns(const Job* job, int block) {
   multiply_columns(p->a, b, c, p->rows, rest < p->width ? rest : p->width, p->inner);
 }
 
+// c = (a bᵀ)ᵀ, of some outputs.
+static void multiply_range(Matrix a, Matrix b, float* c, int rows, int inner, int first, int end) {
+  int o = first;
+  for (; o + kOutputs <= end; o += kOutputs) {
+    const Matrix of_b = {b.data + (int64_t)o * inner, inner};
+    multiply_all_rows(a, of_b, c + (int64_t)o * rows, rows, inner, kOutputs);
+  }
+  for (; o < end; ++o) {
+    const Matrix of_b = {b.data + (int64_t)o * inner, inner};
+    multiply_all_rows(a, of_b, c + (int64_t)o * rows, rows, inner, 1);
+  }
+}
+
 static void compute_outputs(const Job* job, int block) {
   const Product* p = (const Product*)job;
   const int first = block * kOutputsOfBlock;
   const int end = first + kOutputsOfBlock < p->outputs ? first + kOutputsOfBlock : p->outputs;
-  int o = first;
-  for (; o + kOutputs <= end; o += kOutputs) {
-    const Matrix b = {p->b.data + (int64_t)o * p->inner, p->inner};
-    multiply_all_rows(p->a, b, p->c + (int64_t)o * p->rows, p->rows, p->inner, kOutputs);
+  multiply_range(p->a, p->b, p->c, p->rows, p->inner, first, end);
+}
+
+// Products of pairs of matrices, each with rows of its own; of a block.
+INLINE void compute_block_of_pairs(const Product* p, int block, const bool is_transposed) {
+  const int first = block * p->pairs_of_block;
+  const int end = first + p->pairs_of_block < p->pairs ? first + p->pairs_of_block : p->pairs;
+  for (int64_t pair = first; pair < end; ++pair) {
+    const Matrix a = {p->a.data + pair * p->rows * p->inner, p->inner};
+    const Matrix b = {p->b.data + pair * p->inner * p->outputs, p->outputs};
+    float* c = p->c + pair * p->rows * p->outputs;
+    if (is_transposed)
+      multiply_range(a, b, c, p->rows, p->inner, 0, p->outputs);
+    else
+      multiply_columns(a, b, (Matrix){c, p->outputs}, p->rows, p->outputs, p->inner);
   }
-  for (; o < end; ++o) {
-    const Matrix b = {p->b.data + (int64_t)o * p->inner, p->inner};
-    multiply_all_rows(p->a, b, p->c + (int64_t)o * p->rows, p->rows, p->inner, 1);
-  }
+}
+
+static void compute_pairs(const Job* job, int block) {
+  compute_block_of_pairs((const Product*)job, block, false);
+}
+
+static void compute_pairs_by_transposed(const Job* job, int block) {
+  compute_block_of_pairs((const Product*)job, block, true);
 }
 
 static void compute_group(const Job* job, int block) {
@@ -289,36 +319,67 @@ static int block_width(int columns, int64_t bytes, int matrices, int threads) {
   return share > kMostColumns ? kMostColumns : share < kColumns ? kColumns : share;
 }
 
-// Makes a product with what all kinds of it have: rows, and a matrix or several of so many bytes.
-static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
-                               void (*compute)(const Job* job, int block), bool is_transposed) {
-  if (answers_question(frame)) return NULL;
+// Makes a product with what all kinds of it have: rows, and a matrix or several. Returns NULL if there
+// is no memory.
+static Product* make_product(const XLA_FFI_CallFrame* frame,
+                             void (*compute)(const Job* job, int block), bool is_transposed) {
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
   Product* p = malloc(sizeof(Product));
-  if (p == NULL) return fail(frame->api, "no memory for a matrix product");
+  if (p == NULL) return NULL;
   p->job.compute = compute;
-  p->rows = (int)a->dims[0];
-  p->inner = (int)a->dims[1];
-  p->outputs = (int)b->dims[is_transposed ? 0 : b->rank - 1];
+  p->rows = (int)a->dims[a->rank - 2];
+  p->inner = (int)a->dims[a->rank - 1];
+  p->outputs = (int)b->dims[b->rank - (is_transposed ? 2 : 1)];
   p->a = (Matrix){a->data, p->inner};
   p->b = (Matrix){b->data, is_transposed ? p->inner : p->outputs};
   p->c = result(frame)->data;
+  return p;
+}
+
+static int64_t matrix_bytes(const Product* p) {
+  return (int64_t)p->inner * p->outputs * (int64_t)sizeof(float);
+}
+
+static XLA_FFI_Error* fail_for_memory(const XLA_FFI_CallFrame* frame) {
+  return fail(frame->api, "no memory for a matrix product");
+}
+
+static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
+                               void (*compute)(const Job* job, int block), bool is_transposed) {
+  if (answers_question(frame)) return NULL;
+  Product* p = make_product(frame, compute, is_transposed);
+  if (p == NULL) return fail_for_memory(frame);
   int matrices = 1, used = 1;
-  if (b->rank == 3) {
+  if (argument(frame, 1)->rank == 3) {
     p->first = argument(frame, 2)->data;
-    matrices = (int)b->dims[0];
+    matrices = (int)argument(frame, 1)->dims[0];
     used = 0;
     for (int i = 0; i < matrices; ++i) used += p->first[i + 1] > p->first[i];
     // Rows after those of the last group are of none.
     const int64_t end = p->first[matrices];
     memset(p->c + end * p->outputs, 0, (p->rows - end) * p->outputs * sizeof(float));
   }
-  const int64_t bytes = (int64_t)p->inner * p->outputs * (int64_t)sizeof(float);
+  const int64_t bytes = matrix_bytes(p);
   const int threads = count_threads(frame, used * bytes);
   p->width = is_transposed ? kOutputsOfBlock : block_width(p->outputs, bytes, used, threads);
   p->parts = (p->outputs + p->width - 1) / p->width;
   p->job.count = matrices * p->parts;
+  finish(&p->job, frame, threads);
+  return NULL;
+}
+
+static XLA_FFI_Error* multiply_pairs(XLA_FFI_CallFrame* frame,
+                                     void (*compute)(const Job* job, int block),
+                                     bool is_transposed) {
+  if (answers_question(frame)) return NULL;
+  Product* p = make_product(frame, compute, is_transposed);
+  if (p == NULL) return fail_for_memory(frame);
+  p->pairs = (int)argument(frame, 0)->dims[0];
+  const int threads = count_threads(frame, p->pairs * matrix_bytes(p));
+  const int blocks = kSmallShares * threads;
+  p->pairs_of_block = (p->pairs + blocks - 1) / blocks;
+  p->job.count = (p->pairs + p->pairs_of_block - 1) / p->pairs_of_block;
   finish(&p->job, frame, threads);
   return NULL;
 }
@@ -333,4 +394,12 @@ XLA_FFI_Error* jaxformer_few_rows_bt(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* jaxformer_few_rows_grouped(XLA_FFI_CallFrame* frame) {
   return multiply(frame, compute_group, false);
+}
+
+XLA_FFI_Error* jaxformer_few_rows_pairs(XLA_FFI_CallFrame* frame) {
+  return multiply_pairs(frame, compute_pairs, false);
+}
+
+XLA_FFI_Error* jaxformer_few_rows_pairs_bt(XLA_FFI_CallFrame* frame) {
+  return multiply_pairs(frame, compute_pairs_by_transposed, true);
 }
