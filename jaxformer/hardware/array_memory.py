@@ -57,7 +57,7 @@ def is_worth_pages(num_bytes: int) -> bool:
 
 
 def _default_platform() -> str:
-    device = jax.config.jax_default_device
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
     if device is None:
         return jax.default_backend()
     return device if isinstance(device, str) else device.platform

@@ -30,6 +30,10 @@ typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_ali
 
 #define INLINE static inline __attribute__((always_inline))
 
+// a b + c, rounded once: else the compiler rounds twice where it multiplies several at a time, so that
+// a sum would depend on how many rows there are.
+INLINE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
 // What to ask memory for while a block is computed, in the matrix's own rows: from where on, and how
 // many lines of the cache. Each part of a block asks for a share of it: memory answers only so many
 // questions at a time, and waits while nobody asks.
@@ -117,7 +121,8 @@ static void multiply_columns(Matrix a, Matrix b, Matrix c, int rows, int columns
       for (int r = 0; r < rows; ++r) {
         const float* row = of_a.data + (int64_t)r * a.stride;
         float sum = 0;
-        for (int i = 0; i < length; ++i) sum += row[i] * from[(int64_t)i * b.stride + done];
+        for (int i = 0; i < length; ++i)
+          sum = multiply_add(row[i], from[(int64_t)i * b.stride + done], sum);
         float* total = c.data + (int64_t)r * c.stride + done;
         *total = adds ? *total + sum : sum;
       }
@@ -178,8 +183,9 @@ INLINE void multiply_outputs(Matrix a, Matrix b, float* to, int rows_in_all, int
   for (int j = i; j < inner; ++j) {
     for (int o = 0; o < outputs; ++o) {
       for (int r = 0; r < rows; ++r)
-        totals[o * kDotRows + r] +=
-            a.data[(int64_t)r * a.stride + j] * b.data[(int64_t)o * b.stride + j];
+        totals[o * kDotRows + r] =
+            multiply_add(a.data[(int64_t)r * a.stride + j], b.data[(int64_t)o * b.stride + j],
+                         totals[o * kDotRows + r]);
     }
   }
   for (int o = 0; o < outputs; ++o)

@@ -9,8 +9,8 @@ import os
 from jaxformer.hardware import custom_calls
 from jaxformer.hardware.custom_calls import UnavailableError
 
-# With a matrix, with one whose rows are outputs, with the matrix of each row's group; and of pairs of
-# matrices, the second as it is or with its rows as outputs.
+# With a matrix, with one whose rows are outputs, with the matrix of each row's group; and of pairs
+# of matrices, the second as it is or with its rows as outputs.
 TARGETS = PRODUCT, BY_TRANSPOSED, GROUPED, PAIRS, PAIRS_BY_TRANSPOSED = (
     "jaxformer_few_rows", "jaxformer_few_rows_bt", "jaxformer_few_rows_grouped",
     "jaxformer_few_rows_pairs", "jaxformer_few_rows_pairs_bt",

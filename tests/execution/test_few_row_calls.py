@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxformer.attention_core import scaled_dot_product_attention
 from jaxformer.config import TransformerLMConfig
 from jaxformer.decoding import generating_programs
 from jaxformer.execution import few_rows
@@ -21,7 +22,7 @@ from jaxformer.transformer_lm import TransformerLM
 from tests.hardware.test_custom_calls import needs_calls
 
 pytestmark = needs_calls
-TARGETS = ("PRODUCT", "BY_TRANSPOSED", "GROUPED")
+TARGETS = ("PRODUCT", "BY_TRANSPOSED", "GROUPED", "PAIRS", "PAIRS_BY_TRANSPOSED")
 # Fewer outputs than a register has, several blocks of columns, a long sum, nothing even.
 SHAPES = [(1, 256, 1024), (2, 7, 11), (5, 300, 65), (6, 513, 129), (32, 1100, 200), (3, 4, 1)]
 
@@ -109,6 +110,25 @@ def test_products_of_groups_are_right_to_rounding(counts, others, outputs):
     assert not np.any(found[used:])
 
 
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    "shape", [(1, *SHAPES[0]), *((7, *shape) for shape in SHAPES[1:])], ids=str
+)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_products_of_pairs_are_those_of_each_pair(shape, is_transposed):
+    pairs, rows, inputs, outputs = shape
+    x, kernels = draw(pairs, rows, inputs), draw(pairs, inputs, outputs, seed=1)
+    if is_transposed:
+        called, multiply = few_rows.call_products_by_transposed, by_transposed
+    else:
+        called, multiply = few_rows.call_products, product
+    given = np.ascontiguousarray(kernels.transpose(0, 2, 1)) if is_transposed else kernels
+    found = np.asarray(jax.jit(lambda *arrays: called(*arrays))(x, given))
+    for each, of_x, kernel in zip(found, x, kernels, strict=True):
+        check_product(each, of_x, kernel)
+        np.testing.assert_array_equal(each, multiply(of_x, kernel))
+
+
 @pytest.mark.parametrize("multiply", [product, by_transposed])
 def test_a_number_that_is_not_finite_comes_through(multiply):
     x, kernel = draw(5, 40), draw(40, 70, seed=1)
@@ -182,7 +202,7 @@ def test_texts_are_those_of_xlas_products(monkeypatch, settings, rows):
     prompt = np.random.default_rng(0).integers(0, 131, (rows, 3))
     called = count_calls(monkeypatch)
     found = generate(model, prompt, 20, greedy=True)
-    expected = {row_products.PRODUCT}
+    expected = {row_products.PRODUCT, row_products.PAIRS, row_products.PAIRS_BY_TRANSPOSED}
     expected |= {row_products.BY_TRANSPOSED} if settings.get("tie_embeddings", True) else set()
     expected |= {row_products.GROUPED} if "num_experts" in settings else set()
     assert set(called) == expected
@@ -197,6 +217,24 @@ def test_nothing_lies_beside_the_parameters():
     kernels = few_row_kernels(model_of(), 4, 100)
     assert kernels
     assert set(kernels.values()) == {()}
+
+
+def test_heads_of_more_queries_another_dtype_or_outside_of_writing_are_xlas(monkeypatch):
+    called = count_calls(monkeypatch)
+    q, k = jnp.ones((2, 3, 4, 8)), jnp.ones((2, 5, 2, 8))
+
+    def attend(q, k):
+        return scaled_dot_product_attention(q, k, k)[0]
+
+    expected = attend(q, k)
+    assert not called
+    with few_rows.head_calls(True):
+        np.testing.assert_allclose(attend(q, k), expected, rtol=1e-6)
+        assert called == [row_products.PAIRS_BY_TRANSPOSED, row_products.PAIRS]
+        called.clear()
+        attend(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16))
+        attend(jnp.ones((2, few_rows.MOST_ROWS // 2 + 1, 4, 8)), k)
+    assert not called
 
 
 def test_a_layer_of_more_rows_or_another_dtype_is_xlas(monkeypatch):
