@@ -19,6 +19,7 @@ from jaxformer.execution import few_rows
 from jaxformer.execution.separate_experts import separate
 from jaxformer.experts import ExpertWeights
 from jaxformer.layers import Embedding, Linear
+from jaxformer.narrow_linear import NarrowLinear
 from jaxformer.parameters import Parameters, join_path, merge, split
 
 # By the path of a layer: its kernel transposed, joined with those of others; or the kernels of
@@ -34,12 +35,14 @@ class _Layers(NamedTuple):
         together: paths of those of them that are one product, of each module that says so.
         experts: paths of the kernels of experts.
         tables: paths of embeddings.
+        narrow: paths of linear layers with narrow weights.
     """
 
     linear: tuple[str, ...]
     together: tuple[tuple[str, ...], ...]
     experts: tuple[str, ...]
     tables: tuple[str, ...]
+    narrow: tuple[str, ...]
 
 
 def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> FewRowKernels:
@@ -85,9 +88,13 @@ def few_row_calls_of(
     layers = _find_layers(definition, tuple(parameters))
     names = {path: _kernel_name(path) for path in layers.linear + layers.experts}
     names |= {path: _table_name(path) for path in layers.tables}
-    return {
-        path: () for path, name in names.items() if few_rows.can_use_call(rows, parameters[name])
+    fit = {path for path, name in names.items() if few_rows.can_use_call(rows, parameters[name])}
+    fit |= {
+        path
+        for path in layers.narrow
+        if few_rows.can_use_call(rows, parameters[_weight_name(path)], few_rows.TRANSPOSED_DTYPES)
     }
+    return dict.fromkeys(sorted(fit), ())
 
 
 @functools.lru_cache(maxsize=16)
@@ -111,7 +118,12 @@ def _find_layers(definition: nnx.GraphDef[Any], names: tuple[str, ...]) -> _Laye
         for path, node in nodes.items()
         if isinstance(node, Embedding) and _table_name(path) in names
     ]
-    return _Layers(tuple(linear), tuple(together), tuple(experts), tuple(tables))
+    narrow = [
+        path
+        for path, node in nodes.items()
+        if isinstance(node, NarrowLinear) and _weight_name(path) in names
+    ]
+    return _Layers(tuple(linear), tuple(together), tuple(experts), tuple(tables), tuple(narrow))
 
 
 def _kernel_name(path: str) -> str:
@@ -120,6 +132,10 @@ def _kernel_name(path: str) -> str:
 
 def _table_name(path: str) -> str:
     return f"{path}.embedding".lstrip(".")
+
+
+def _weight_name(path: str) -> str:
+    return f"{path}.weight".lstrip(".")
 
 
 def _kernels_of_experts(
@@ -167,7 +183,7 @@ def prepare_few_rows(module: nnx.Module, kernels: FewRowKernels) -> None:
         if isinstance(node, MultiHeadAttention):
             node.uses_custom_calls = has_calls
         elif isinstance(own, tuple) and not own:
-            assert isinstance(node, Embedding | ExpertWeights | Linear)
+            assert isinstance(node, Embedding | ExpertWeights | Linear | NarrowLinear)
             node.uses_custom_call = True
         elif isinstance(node, Embedding):
             node.for_few_rows = True

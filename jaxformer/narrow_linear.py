@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int8
 
 from jaxformer.adapters import LoRALinear
 from jaxformer.convolutions import FrameConvolution
+from jaxformer.execution import few_rows
 from jaxformer.execution.narrow_products import narrow_product
 from jaxformer.experts import Router
 from jaxformer.layers import Linear, widen
@@ -36,7 +37,11 @@ class NarrowLinear(nnx.Module):
 
     >>> NarrowLinear(jnp.ones((5, 3), jnp.int8), jnp.ones(5), None)(jnp.ones((2, 7, 3))).shape
     (2, 7, 5)
+
+    In programs that make tokens ``uses_custom_call`` may be set; see ``prepare_few_rows``.
     """
+
+    uses_custom_call = False
 
     def __init__(self, weight: Array, scale: Array | None, bias: Array | None):
         self.weight = nnx.Param(weight)
@@ -45,7 +50,11 @@ class NarrowLinear(nnx.Module):
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Returns ``x``, of any leading shape, projected; in the dtype of x."""
-        y = narrow_product(jnp.reshape(x, (-1, x.shape[-1])), self.weight[...])
+        rows, weight = jnp.reshape(x, (-1, x.shape[-1])), self.weight[...]
+        if self.uses_custom_call and few_rows.fits_call(rows):
+            y = few_rows.call_product_by_transposed(rows, weight)
+        else:
+            y = narrow_product(rows, weight)
         if self.scale is not None:
             y = y * self.scale[...].astype(y.dtype)[None, :]
         if self.bias is not None:

@@ -9,12 +9,13 @@ the right.
 
 import contextvars
 import functools
+from collections.abc import Container
 from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxformer.execution.attention_backends import CompilationTarget
 from jaxformer.execution.scopes import set_within
@@ -36,6 +37,13 @@ LEAST_COPIED_BYTES, MOST_COPIED_BYTES = 2**24, 2**30
 # of each row, fills a register.
 PARTS = 4
 FEWEST_ROWS_OF_COLUMNS = 8
+
+# Of matrices that have a row for each output.
+TRANSPOSED_DTYPES = {
+    "float32": row_products.BY_TRANSPOSED,
+    "bfloat16": row_products.BY_TRANSPOSED_BFLOAT16,
+    "int8": row_products.BY_TRANSPOSED_INT8,
+}
 
 _head_calls: contextvars.ContextVar[bool] = contextvars.ContextVar("head_calls", default=False)
 
@@ -72,18 +80,21 @@ def product(x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]) -> Float[
     return jax.lax.optimization_barrier(kernel_OI @ x_RI.T).T
 
 
-def can_use_call(rows: int, kernel: Array | np.ndarray) -> bool:
+def can_use_call(
+    rows: int, kernel: Array | np.ndarray, dtypes: Container[str] = ("float32",)
+) -> bool:
     """Returns whether the product of so many rows and a matrix, or several, can be a custom call.
 
     Args:
         rows: of each product.
         kernel: as it is stored, on the device that is to compute, or an array of numpy.
+        dtypes: those that the call takes.
     """
     if not takes_copies(rows) or isinstance(kernel, jax.core.Tracer):
         return False
     # XLA cannot cut a custom call into parts for the devices of a mesh.
     is_on_one = not isinstance(kernel, jax.Array) or len(kernel.devices()) == 1
-    is_large = kernel.nbytes >= LEAST_CALLED_BYTES and kernel.dtype == jnp.float32
+    is_large = kernel.nbytes >= LEAST_CALLED_BYTES and str(kernel.dtype) in dtypes
     return is_on_one and is_large and row_products.are_known()
 
 
@@ -112,10 +123,16 @@ def call_product(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> F
 
 
 def call_product_by_transposed(
-    x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]
+    x_RI: Float[Array, "R I"], kernel_OI: Num[Array, "O I"]
 ) -> Float[Array, "R O"]:
-    """Returns x Wᵀ, by a custom call; its columns lie one after the other."""
-    return _call(row_products.BY_TRANSPOSED, (len(kernel_OI), len(x_RI)), x_RI, kernel_OI).T
+    """Returns x Wᵀ, by a custom call; its columns lie one after the other.
+
+    Args:
+        x_RI: rows, in float32.
+        kernel_OI: in one of ``TRANSPOSED_DTYPES``; its numbers are used as they are.
+    """
+    target = TRANSPOSED_DTYPES[str(kernel_OI.dtype)]
+    return _call(target, (len(kernel_OI), len(x_RI)), x_RI, kernel_OI).T
 
 
 def call_grouped_product(

@@ -2,9 +2,14 @@
 //
 // Such a product takes as long as the matrix takes to be read. So it is read once, in the order in
 // which it lies in memory, by all threads of XLA's own pool, and nothing of it is copied. XLA calls
-// the functions at the end. All arrays are float32, each row after row.
+// the functions at the end. All arrays are float32, each row after row; matrices with a row for each
+// output are also int8 or bfloat16, and are widened as they are read.
 //
 // A number of the result is added up in the same order however many rows there are.
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "custom_calls.h"
 
@@ -24,7 +29,7 @@ enum { kColumns = kLanes * kVectors };
 // Sums are made of so many products at a time: what a block has of the matrix stays in the cache of
 // a core for the next rows.
 enum { kInner = 32 };
-enum { kLine = 16 };  // float32 numbers in a line of the cache
+enum { kLineBytes = 64 };  // of the cache
 
 typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
@@ -38,11 +43,12 @@ INLINE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, 
 // many lines of the cache. Each part of a block asks for a share of it: memory answers only so many
 // questions at a time, and waits while nobody asks.
 typedef struct {
-  const float* from;
+  const char* from;
   int lines;
 } Request;
 
-// Returns the share of the next one of so many parts, and leaves the rest.
+// Returns the share of the next one of so many parts, and leaves the rest; from line to line it is so
+// many bytes.
 static Request take_share(Request* all, int parts, int64_t line_stride) {
   const Request share = {all->from, (all->lines + parts - 1) / parts};
   all->from += share.lines * line_stride;
@@ -59,7 +65,7 @@ INLINE void multiply_block(Matrix a, Matrix b, Matrix c, int inner, bool adds, R
   for (int i = 0; i < inner; ++i) {
     const float* row = b.data + (int64_t)i * b.stride;
     for (int line = 0; line < next.lines; ++line)
-      __builtin_prefetch(next.from + (int64_t)i * b.stride + line * kLine);
+      __builtin_prefetch(next.from + (int64_t)i * b.stride * sizeof(float) + line * kLineBytes);
     for (int v = 0; v < vectors; ++v) {
       const Vector numbers = *(const Vector*)(row + v * kLanes);
       for (int r = 0; r < rows; ++r) sums[r][v] += a.data[(int64_t)r * a.stride + i] * numbers;
@@ -82,7 +88,7 @@ INLINE void multiply_rows(Matrix a, Matrix b, Matrix c, int rows, int inner, boo
                           Request next, const int vectors) {
   for (int parts = (rows + kRows - 1) / kRows; parts > 0; --parts) {
     const int taken = (rows + parts - 1) / parts;
-    const Request share = take_share(&next, parts, kLine);
+    const Request share = take_share(&next, parts, kLineBytes);
     switch (taken) {
 #define CASE(n)                                                                            \
   case n:                                                                                  \
@@ -109,8 +115,8 @@ static void multiply_columns(Matrix a, Matrix b, Matrix c, int rows, int columns
     for (; done + kColumns <= columns; done += kColumns) {
       const Matrix of_b = {from + done, b.stride}, of_c = {c.data + done, c.stride};
       const bool is_last = done + 2 * kColumns > columns;
-      const Request next = {from + (is_last ? (int64_t)kInner * b.stride : done + kColumns),
-                            kColumns / kLine};
+      const float* after = from + (is_last ? (int64_t)kInner * b.stride : done + kColumns);
+      const Request next = {(const char*)after, kColumns * sizeof(float) / kLineBytes};
       multiply_rows(of_a, of_b, of_c, rows, length, adds, next, kVectors);
     }
     for (; done + kLanes <= columns; done += kLanes) {
@@ -162,17 +168,77 @@ INLINE void sum_registers(Vector v[kLanes]) {
 #endif
 }
 
+// A matrix with a row for each output: where it begins, how its numbers are stored, and how far apart
+// its rows are, in bytes.
+typedef enum { kFloat32, kBfloat16, kInt8 } Storage;
+typedef struct {
+  const char* data;
+  int64_t stride;
+} Rows;
+
+// kLanes numbers, widened. Compilers make several instructions of what this is in general.
+#if defined(__AVX512F__)
+#define WIDEN_BFLOAT16(from) \
+  _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void*)(from))), 16)
+#define WIDEN_INT8(from) \
+  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void*)(from))))
+#elif defined(__AVX2__)
+#define WIDEN_BFLOAT16(from) \
+  _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void*)(from))), 16)
+#define WIDEN_INT8(from) \
+  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void*)(from))))
+#else
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
+#define WIDEN_BFLOAT16(from) (__builtin_convertvector(*(const Halves*)(from), Words) << 16)
+#define WIDEN_INT8(from) __builtin_convertvector(*(const Bytes*)(from), Vector)
+#endif
+
+INLINE int size_of(Storage storage) {
+  return storage == kFloat32 ? 4 : storage == kBfloat16 ? 2 : 1;
+}
+
+// Returns kLanes numbers of a row, widened; bfloat16 is the upper half of float32.
+INLINE Vector load(const char* from, Storage storage) {
+  switch (storage) {
+    case kBfloat16:
+      return (Vector)WIDEN_BFLOAT16(from);
+    case kInt8:
+      return (Vector)WIDEN_INT8(from);
+    default:
+      return *(const Vector*)from;
+  }
+}
+
+// Returns one number.
+INLINE float load_one(const char* from, Storage storage) {
+  if (storage == kInt8) return *(const int8_t*)from;
+  float number;
+  uint32_t word;
+  uint16_t half;
+  if (storage == kBfloat16) {
+    memcpy(&half, from, sizeof half);
+    word = (uint32_t)half << 16;
+    memcpy(&number, &word, sizeof number);
+  } else {
+    memcpy(&number, from, sizeof number);
+  }
+  return number;
+}
+
 // Some outputs of a bᵀ for some rows: to[o * rows_in_all + r].
-INLINE void multiply_outputs(Matrix a, Matrix b, float* to, int rows_in_all, int inner, Request next,
-                             const int outputs, const int rows) {
+INLINE void multiply_outputs(Matrix a, Rows b, float* to, int rows_in_all, int inner, Request next,
+                             const int outputs, const int rows, const Storage storage) {
   Vector sums[kOutputs * kDotRows];
   for (int j = 0; j < kOutputs * kDotRows; ++j) sums[j] = (Vector){0};
+  const int size = size_of(storage);
   int i = 0;
   for (; i + kLanes <= inner; i += kLanes) {
     for (int line = 0; line < next.lines; ++line)
-      __builtin_prefetch(next.from + (int64_t)line * b.stride + i);
+      __builtin_prefetch(next.from + line * b.stride + i * size);
     for (int o = 0; o < outputs; ++o) {
-      const Vector numbers = *(const Vector*)(b.data + (int64_t)o * b.stride + i);
+      const Vector numbers = load(b.data + o * b.stride + i * size, storage);
       for (int r = 0; r < rows; ++r)
         sums[o * kDotRows + r] += *(const Vector*)(a.data + (int64_t)r * a.stride + i) * numbers;
     }
@@ -182,10 +248,11 @@ INLINE void multiply_outputs(Matrix a, Matrix b, float* to, int rows_in_all, int
   *(Vector*)totals = sums[0];
   for (int j = i; j < inner; ++j) {
     for (int o = 0; o < outputs; ++o) {
-      for (int r = 0; r < rows; ++r)
-        totals[o * kDotRows + r] =
-            multiply_add(a.data[(int64_t)r * a.stride + j], b.data[(int64_t)o * b.stride + j],
-                         totals[o * kDotRows + r]);
+      const float number = load_one(b.data + o * b.stride + j * size, storage);
+      for (int r = 0; r < rows; ++r) {
+        float* total = totals + o * kDotRows + r;
+        *total = multiply_add(a.data[(int64_t)r * a.stride + j], number, *total);
+      }
     }
   }
   for (int o = 0; o < outputs; ++o)
@@ -193,24 +260,24 @@ INLINE void multiply_outputs(Matrix a, Matrix b, float* to, int rows_in_all, int
 }
 
 // The same for any number of rows.
-INLINE void multiply_all_rows(Matrix a, Matrix b, float* to, int rows, int inner,
-                              const int outputs) {
-  Request next = {b.data + (int64_t)kOutputs * b.stride, kOutputs};
+INLINE void multiply_all_rows(Matrix a, Rows b, float* to, int rows, int inner, const int outputs,
+                              const Storage storage) {
+  Request next = {b.data + kOutputs * b.stride, kOutputs};
   int parts = (rows + kDotRows - 1) / kDotRows;
   for (int done = 0; done < rows; done += kDotRows, --parts) {
     const Matrix of_a = {a.data + (int64_t)done * a.stride, a.stride};
     const Request share = take_share(&next, parts, b.stride);
     switch (rows - done) {
-#define CASE(n)                                                                   \
-  case n:                                                                         \
-    multiply_outputs(of_a, b, to + done, rows, inner, share, outputs, n);         \
+#define CASE(n)                                                                            \
+  case n:                                                                                  \
+    multiply_outputs(of_a, b, to + done, rows, inner, share, outputs, n, storage);         \
     break;
       CASE(1)
 #if DOT_ROWS > 2
       CASE(2) CASE(3)
 #endif
       default:
-        multiply_outputs(of_a, b, to + done, rows, inner, share, outputs, DOT_ROWS);
+        multiply_outputs(of_a, b, to + done, rows, inner, share, outputs, DOT_ROWS, storage);
 #undef CASE
     }
   }
@@ -242,23 +309,36 @@ static void compute_columns(const Job* job, int block) {
 }
 
 // c = (a bᵀ)ᵀ, of some outputs.
-static void multiply_range(Matrix a, Matrix b, float* c, int rows, int inner, int first, int end) {
+INLINE void multiply_range(Matrix a, Rows b, float* c, int rows, int inner, int first, int end,
+                           const Storage storage) {
   int o = first;
   for (; o + kOutputs <= end; o += kOutputs) {
-    const Matrix of_b = {b.data + (int64_t)o * inner, inner};
-    multiply_all_rows(a, of_b, c + (int64_t)o * rows, rows, inner, kOutputs);
+    const Rows of_b = {b.data + o * b.stride, b.stride};
+    multiply_all_rows(a, of_b, c + (int64_t)o * rows, rows, inner, kOutputs, storage);
   }
   for (; o < end; ++o) {
-    const Matrix of_b = {b.data + (int64_t)o * inner, inner};
-    multiply_all_rows(a, of_b, c + (int64_t)o * rows, rows, inner, 1);
+    const Rows of_b = {b.data + o * b.stride, b.stride};
+    multiply_all_rows(a, of_b, c + (int64_t)o * rows, rows, inner, 1, storage);
   }
 }
 
-static void compute_outputs(const Job* job, int block) {
-  const Product* p = (const Product*)job;
+INLINE void compute_block_of_outputs(const Product* p, int block, const Storage storage) {
   const int first = block * kOutputsOfBlock;
   const int end = first + kOutputsOfBlock < p->outputs ? first + kOutputsOfBlock : p->outputs;
-  multiply_range(p->a, p->b, p->c, p->rows, p->inner, first, end);
+  const Rows b = {(const char*)p->b.data, (int64_t)p->inner * size_of(storage)};
+  multiply_range(p->a, b, p->c, p->rows, p->inner, first, end, storage);
+}
+
+static void compute_outputs(const Job* job, int block) {
+  compute_block_of_outputs((const Product*)job, block, kFloat32);
+}
+
+static void compute_outputs_of_bfloat16(const Job* job, int block) {
+  compute_block_of_outputs((const Product*)job, block, kBfloat16);
+}
+
+static void compute_outputs_of_int8(const Job* job, int block) {
+  compute_block_of_outputs((const Product*)job, block, kInt8);
 }
 
 // Products of pairs of matrices, each with rows of its own; of a block.
@@ -267,12 +347,15 @@ INLINE void compute_block_of_pairs(const Product* p, int block, const bool is_tr
   const int end = first + p->pairs_of_block < p->pairs ? first + p->pairs_of_block : p->pairs;
   for (int64_t pair = first; pair < end; ++pair) {
     const Matrix a = {p->a.data + pair * p->rows * p->inner, p->inner};
-    const Matrix b = {p->b.data + pair * p->inner * p->outputs, p->outputs};
+    float* b = p->b.data + pair * p->inner * p->outputs;
     float* c = p->c + pair * p->rows * p->outputs;
-    if (is_transposed)
-      multiply_range(a, b, c, p->rows, p->inner, 0, p->outputs);
-    else
-      multiply_columns(a, b, (Matrix){c, p->outputs}, p->rows, p->outputs, p->inner);
+    if (is_transposed) {
+      const Rows of_b = {(const char*)b, (int64_t)p->inner * sizeof(float)};
+      multiply_range(a, of_b, c, p->rows, p->inner, 0, p->outputs, kFloat32);
+    } else {
+      const Matrix of_b = {b, p->outputs}, of_c = {c, p->outputs};
+      multiply_columns(a, of_b, of_c, p->rows, p->outputs, p->inner);
+    }
   }
 }
 
@@ -343,8 +426,8 @@ static Product* make_product(const XLA_FFI_CallFrame* frame,
   return p;
 }
 
-static int64_t matrix_bytes(const Product* p) {
-  return (int64_t)p->inner * p->outputs * (int64_t)sizeof(float);
+static int64_t matrix_bytes(const Product* p, const Storage storage) {
+  return (int64_t)p->inner * p->outputs * size_of(storage);
 }
 
 static XLA_FFI_Error* fail_for_memory(const XLA_FFI_CallFrame* frame) {
@@ -352,7 +435,8 @@ static XLA_FFI_Error* fail_for_memory(const XLA_FFI_CallFrame* frame) {
 }
 
 static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
-                               void (*compute)(const Job* job, int block), bool is_transposed) {
+                               void (*compute)(const Job* job, int block), bool is_transposed,
+                               Storage storage) {
   if (answers_question(frame)) return NULL;
   Product* p = make_product(frame, compute, is_transposed);
   if (p == NULL) return fail_for_memory(frame);
@@ -366,7 +450,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
     const int64_t end = p->first[matrices];
     memset(p->c + end * p->outputs, 0, (p->rows - end) * p->outputs * sizeof(float));
   }
-  const int64_t bytes = matrix_bytes(p);
+  const int64_t bytes = matrix_bytes(p, storage);
   const int threads = count_threads(frame, used * bytes);
   p->width = is_transposed ? kOutputsOfBlock : block_width(p->outputs, bytes, used, threads);
   p->parts = (p->outputs + p->width - 1) / p->width;
@@ -382,7 +466,7 @@ static XLA_FFI_Error* multiply_pairs(XLA_FFI_CallFrame* frame,
   Product* p = make_product(frame, compute, is_transposed);
   if (p == NULL) return fail_for_memory(frame);
   p->pairs = (int)argument(frame, 0)->dims[0];
-  const int threads = count_threads(frame, p->pairs * matrix_bytes(p));
+  const int threads = count_threads(frame, p->pairs * matrix_bytes(p, kFloat32));
   const int blocks = kSmallShares * threads;
   p->pairs_of_block = (p->pairs + blocks - 1) / blocks;
   p->job.count = (p->pairs + p->pairs_of_block - 1) / p->pairs_of_block;
@@ -391,15 +475,23 @@ static XLA_FFI_Error* multiply_pairs(XLA_FFI_CallFrame* frame,
 }
 
 XLA_FFI_Error* jaxformer_few_rows(XLA_FFI_CallFrame* frame) {
-  return multiply(frame, compute_columns, false);
+  return multiply(frame, compute_columns, false, kFloat32);
 }
 
 XLA_FFI_Error* jaxformer_few_rows_bt(XLA_FFI_CallFrame* frame) {
-  return multiply(frame, compute_outputs, true);
+  return multiply(frame, compute_outputs, true, kFloat32);
+}
+
+XLA_FFI_Error* jaxformer_few_rows_bt_bfloat16(XLA_FFI_CallFrame* frame) {
+  return multiply(frame, compute_outputs_of_bfloat16, true, kBfloat16);
+}
+
+XLA_FFI_Error* jaxformer_few_rows_bt_int8(XLA_FFI_CallFrame* frame) {
+  return multiply(frame, compute_outputs_of_int8, true, kInt8);
 }
 
 XLA_FFI_Error* jaxformer_few_rows_grouped(XLA_FFI_CallFrame* frame) {
-  return multiply(frame, compute_group, false);
+  return multiply(frame, compute_group, false, kFloat32);
 }
 
 XLA_FFI_Error* jaxformer_few_rows_pairs(XLA_FFI_CallFrame* frame) {

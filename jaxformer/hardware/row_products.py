@@ -9,11 +9,15 @@ import os
 from jaxformer.hardware import custom_calls
 from jaxformer.hardware.custom_calls import UnavailableError
 
-# With a matrix, with one whose rows are outputs, with the matrix of each row's group; and of pairs
-# of matrices, the second as it is or with its rows as outputs.
-TARGETS = PRODUCT, BY_TRANSPOSED, GROUPED, PAIRS, PAIRS_BY_TRANSPOSED = (
-    "jaxformer_few_rows", "jaxformer_few_rows_bt", "jaxformer_few_rows_grouped",
-    "jaxformer_few_rows_pairs", "jaxformer_few_rows_pairs_bt",
+# With a matrix; with one whose rows are outputs, in float32 and in narrower dtypes; with the matrix
+# of each row's group; and of pairs of matrices, the second as it is or with its rows as outputs.
+PRODUCT, BY_TRANSPOSED = "jaxformer_few_rows", "jaxformer_few_rows_bt"
+BY_TRANSPOSED_BFLOAT16, BY_TRANSPOSED_INT8 = f"{BY_TRANSPOSED}_bfloat16", f"{BY_TRANSPOSED}_int8"
+GROUPED = "jaxformer_few_rows_grouped"
+PAIRS, PAIRS_BY_TRANSPOSED = "jaxformer_few_rows_pairs", "jaxformer_few_rows_pairs_bt"
+TARGETS = (
+    PRODUCT, BY_TRANSPOSED, BY_TRANSPOSED_BFLOAT16, BY_TRANSPOSED_INT8, GROUPED,
+    PAIRS, PAIRS_BY_TRANSPOSED,
 )  # fmt: skip
 # The last one makes a product and a sum one instruction, whatever the compiler does by default.
 OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast")

@@ -18,11 +18,13 @@ from jaxformer.few_row_layers import few_row_kernels
 from jaxformer.generation import generate
 from jaxformer.hardware import custom_calls, row_products
 from jaxformer.layers import Linear
+from jaxformer.narrow_linear import narrow_weights
 from jaxformer.transformer_lm import TransformerLM
 from tests.hardware.test_custom_calls import needs_calls
 
 pytestmark = needs_calls
 TARGETS = ("PRODUCT", "BY_TRANSPOSED", "GROUPED", "PAIRS", "PAIRS_BY_TRANSPOSED")
+NARROW = ("bfloat16", "int8")
 # Fewer outputs than a register has, several blocks of columns, a long sum, nothing even.
 SHAPES = [(1, 256, 1024), (2, 7, 11), (5, 300, 65), (6, 513, 129), (32, 1100, 200), (3, 4, 1)]
 
@@ -37,6 +39,8 @@ def built(request, monkeypatch):
         pytest.skip("the compiler knows no registers of other widths")
     for name in TARGETS:
         monkeypatch.setattr(row_products, name, f"narrow_{getattr(row_products, name)}")
+    for dtype, target in few_rows.TRANSPOSED_DTYPES.items():
+        monkeypatch.setitem(few_rows.TRANSPOSED_DTYPES, dtype, f"narrow_{target}")
 
 
 @functools.cache
@@ -89,6 +93,19 @@ def test_a_product_is_right_to_rounding_and_no_row_depends_on_others(shape, mult
     check_product(found, x, kernel)
     for row in {0, rows // 2, rows - 1}:
         np.testing.assert_array_equal(multiply(x[row : row + 1], kernel)[0], found[row])
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_narrow_numbers_are_used_as_they_are(shape, dtype):
+    rows, inputs, outputs = shape
+    x = draw(rows, inputs)
+    narrow = (draw(outputs, inputs, seed=1) * 40).astype(dtype)
+    multiply = jax.jit(lambda *arrays: few_rows.call_product_by_transposed(*arrays))
+    found = np.asarray(multiply(x, narrow))
+    check_product(found, x, narrow.astype(np.float32).T)
+    np.testing.assert_array_equal(multiply(x[-1:], narrow)[0], found[-1])
 
 
 @pytest.mark.usefixtures("built")
@@ -211,6 +228,19 @@ def test_texts_are_those_of_xlas_products(monkeypatch, settings, rows):
     generating_programs.cache_clear()
     np.testing.assert_array_equal(found, generate(model, prompt, 20, greedy=True))
     assert not called
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_models_with_narrow_weights_write_with_them_as_they_lie(monkeypatch, dtype):
+    narrow = narrow_weights(model_of(tie_embeddings=True), dtype)
+    prompt = np.random.default_rng(0).integers(0, 131, (3, 5))
+    called = count_calls(monkeypatch)
+    found = generate(narrow, prompt, 20, greedy=True)
+    expected = {few_rows.TRANSPOSED_DTYPES[name] for name in (dtype, "float32")}
+    assert set(called) == expected | {row_products.PAIRS, row_products.PAIRS_BY_TRANSPOSED}
+    monkeypatch.setattr(row_products, "are_known", lambda: False)
+    generating_programs.cache_clear()
+    np.testing.assert_array_equal(found, generate(narrow, prompt, 20, greedy=True))
 
 
 def test_nothing_lies_beside_the_parameters():
