@@ -10,10 +10,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.execution.attention_backends import CompilationTarget
+from jaxformer.execution.sharding import current_layout
 from jaxformer.execution.torch_products import torch_products
 from jaxformer.parameters import Parameters, cast_parameters
 from jaxformer.train_step import TrainState, evaluation_step, train_step
 from jaxformer.training.parallel.step_spec import StepSpec
+
+# Of an evaluation's windows. With 4 it was another 2 to 3 % faster, and compiled for half a second
+# longer.
+PARTS_ON_CPU = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,16 +105,19 @@ class DeviceLoop:
     ) -> Float[Array, ""]:
         """Returns the sum of the losses of the targets that ``mask`` keeps, in nats."""
         inputs, targets, *beside = self._batch(tokens, starts)
+        batch = inputs, targets, mask, *beside
+        parts = zip(*(jnp.split(x, _parts_of(len(mask))) for x in batch), strict=True)
         with torch_products(self.spec.has_torch_products):
-            return evaluation_step(
-                parameters,
-                inputs,
-                targets,
-                mask,
-                *beside,
-                definition=self.spec.definition,
-                compute_dtype=self.spec.compute_dtype,
-            )
+            sums = [
+                evaluation_step(
+                    parameters,
+                    *part,
+                    definition=self.spec.definition,
+                    compute_dtype=self.spec.compute_dtype,
+                )
+                for part in parts
+            ]
+        return functools.reduce(jnp.add, sums)
 
     def _batch(self, tokens: Array | None, starts: Array) -> tuple[Array, ...]:
         """Inputs and targets, each (*batch, T), and what rows have beside them."""
@@ -116,6 +125,21 @@ class DeviceLoop:
             return cut_windows(tokens, starts, self.spec.context_length)
         ends = tuple(itertools.accumulate(self.spec.row_parts))
         return tuple(jnp.split(starts, ends[:-1], axis=-1))
+
+
+def _parts_of(windows: int) -> int:
+    """Returns into how many parts the windows of an evaluation are cut.
+
+    On a CPU the program computes two parts, which do not depend on each other, at the same time:
+    one uses the cores while the other waits for its last thread. Windows that are spread over the
+    devices of a mesh would have to be moved.
+    """
+    is_on_cpu = CompilationTarget.here().platform == "cpu"
+    return (
+        PARTS_ON_CPU
+        if is_on_cpu and current_layout() is None and windows % PARTS_ON_CPU == 0
+        else 1
+    )
 
 
 def cut_windows(
