@@ -17,7 +17,7 @@ from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import abstract
 from jaxformer.training.initial_state import plan_parameters
-from jaxformer.training.parallel import sharding_rules
+from jaxformer.training.parallel import device_loop, sharding_rules
 from jaxformer.training.parallel import strategy as strategy_module
 from jaxformer.training.parallel.devices import check_mesh
 from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
@@ -201,6 +201,41 @@ def test_evaluation_of_an_odd_number_of_windows_is_the_plain_mean():
         parameters, tokens = strategy.place(parameters_of(LLAMA)), strategy.place_tokens(IDS)
         found.append(strategy.evaluate(parameters, tokens, starts, mask, 3))
     np.testing.assert_allclose(found, found[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "size", "parts"),
+    [(ONE, 4, [2, 2]), (ONE, 3, [3]), (ONE, 1000, None), ("data 2 x fsdp 2 x tensor 2", 4, [16])],
+    ids=str,
+)
+def test_one_cpu_evaluates_two_parts_at_a_time(monkeypatch, mesh, size, parts):
+    """Where their number is even, and on no mesh, and without windows computed in vain."""
+    rows, step = [], device_loop.evaluation_step
+
+    def note(parameters, inputs, *rest, **options):
+        rows.append(len(inputs))
+        return step(parameters, inputs, *rest, **options)
+
+    monkeypatch.setattr(device_loop, "evaluation_step", note)
+    starts, mask = evaluation_windows(len(IDS), LENGTH)
+    strategy = make(LLAMA, mesh)
+    parameters, tokens = strategy.place(parameters_of(LLAMA)), strategy.place_tokens(IDS)
+    found = strategy.evaluate(parameters, tokens, starts, mask, size)
+    half = -(-len(starts) // 2)
+    assert rows == ([half, half] if parts is None else parts)
+    plain = strategy.evaluate(parameters, tokens, starts, mask, 1)
+    assert found == pytest.approx(plain, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("windows", "size", "expected"),
+    [(160, 64, 54), (70, 32, 24), (33, 32, 18), (64, 64, 64), (5, 64, 6), (1, 64, 2), (9, 1, 1)],
+)
+def test_the_calls_of_an_evaluation_take_about_as_many_windows(windows, size, expected):
+    strategy = make(LLAMA, ONE)
+    shapes = strategy.evaluation_shapes(strategy.spec.shapes, len(IDS), windows, size)
+    assert shapes[3].shape[-2:] == (expected, LENGTH)
+    assert expected <= size
 
 
 BASE = {"vocab_size": 34, "d_model": 24, "num_heads": 4, "context_length": 13, "num_layers": 2}

@@ -228,7 +228,14 @@ def contiguous(array: np.ndarray) -> np.ndarray:
 
 
 def copy_into(target: np.ndarray, array: np.ndarray) -> None:
-    """Copies an array into one of its shape that is in C order."""
+    """Copies an array into one of its shape and dtype that is in C order.
+
+    Raises:
+        ValueError: it has another shape or dtype.
+    """
+    wanted, found = (target.shape, target.dtype), (array.shape, array.dtype)
+    if wanted != found:
+        raise ValueError(f"the array must have shape and dtype {wanted}: got {found}")
     if not _is_better_in_tiles(array):
         target[...] = array
         return

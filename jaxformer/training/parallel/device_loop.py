@@ -134,12 +134,8 @@ def _parts_of(windows: int) -> int:
     one uses the cores while the other waits for its last thread. Windows that are spread over the
     devices of a mesh would have to be moved.
     """
-    is_on_cpu = CompilationTarget.here().platform == "cpu"
-    return (
-        PARTS_ON_CPU
-        if is_on_cpu and current_layout() is None and windows % PARTS_ON_CPU == 0
-        else 1
-    )
+    can_be_cut = windows % PARTS_ON_CPU == 0 and current_layout() is None
+    return PARTS_ON_CPU if can_be_cut and CompilationTarget.here().platform == "cpu" else 1
 
 
 def cut_windows(

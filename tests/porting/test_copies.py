@@ -1,0 +1,40 @@
+"""Copies in C order hold the same numbers, however they are made."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxformer.porting.mapping.rules import TILE, contiguous, copy_into
+
+
+def numbers(*shape, dtype=np.float32):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape).astype(dtype)
+
+
+ARRAYS = {
+    "transposed, tile by tile": numbers(TILE + 3, 2 * TILE + 1).T,
+    "transposed bfloat16": numbers(2 * TILE, TILE + 1, dtype=ml_dtypes.bfloat16).T,
+    "transposed, of one tile": numbers(3, 5).T,
+    "every other column": numbers(TILE + 1, 2 * TILE)[:, ::2],
+    "three axes": numbers(3, 4, 5).transpose(2, 0, 1),
+    "in C order": numbers(7, 9),
+    "of no axis": numbers()[()],
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_copy_has_the_numbers_of_its_array(name):
+    array = np.asarray(ARRAYS[name])
+    expected = array.tolist()
+    target = np.empty(array.shape, array.dtype)
+    copy_into(target, array)
+    copied = contiguous(array)
+    assert target.tolist() == copied.tolist() == expected
+    assert copied.flags.c_contiguous
+    assert (copied is array) == array.flags.c_contiguous
+
+
+@pytest.mark.parametrize("shape, dtype", [((1, 4), np.float32), ((3, 4), np.float64)])
+def test_nothing_is_cast_or_repeated_by_a_copy(shape, dtype):
+    with pytest.raises(ValueError, match="the array must have shape and dtype"):
+        copy_into(np.empty((3, 4), np.float32), np.ones(shape, dtype))
