@@ -34,7 +34,7 @@ def test_a_copy_has_the_numbers_of_its_array(name):
     assert (copied is array) == array.flags.c_contiguous
 
 
-@pytest.mark.parametrize("shape, dtype", [((1, 4), np.float32), ((3, 4), np.float64)])
+@pytest.mark.parametrize(("shape", "dtype"), [((1, 4), np.float32), ((3, 4), np.float64)])
 def test_nothing_is_cast_or_repeated_by_a_copy(shape, dtype):
     with pytest.raises(ValueError, match="the array must have shape and dtype"):
         copy_into(np.empty((3, 4), np.float32), np.ones(shape, dtype))
