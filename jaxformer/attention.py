@@ -109,10 +109,10 @@ class MultiHeadAttention(nnx.Module):
         ValueError: num_heads is not divisible by num_kv_heads, or d_model by num_heads where
             head_dim is not given; or norm_all_heads and norm_after_rotation are both on.
 
-    In programs that make tokens ``uses_custom_calls`` may be set; see ``prepare_few_rows``.
+    In programs that make tokens ``uses_custom_call`` may be set; see ``prepare_few_rows``.
     """
 
-    uses_custom_calls = False
+    uses_custom_call = False
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class MultiHeadAttention(nnx.Module):
             )
             if out_BTNH is not None:
                 return out_BTNH, None
-        with few_rows.head_calls(self.uses_custom_calls):
+        with few_rows.head_calls(self.uses_custom_call):
             out_BTNH, weights_BNTS = scaled_dot_product_attention(
                 q_BTNH,
                 k_BSKH,

@@ -177,12 +177,12 @@ def prepare_few_rows(module: nnx.Module, kernels: FewRowKernels) -> None:
         module: made inside of a program, and not used outside.
         kernels: those of ``few_row_kernels``.
     """
-    has_calls = any(isinstance(own, tuple) and not own for own in kernels.values())
+    has_calls = any(map(_is_call, kernels.values()))
     for path, node in nnx.iter_modules(module):
         own = kernels.get(join_path(path))
         if isinstance(node, MultiHeadAttention):
-            node.uses_custom_calls = has_calls
-        elif isinstance(own, tuple) and not own:
+            node.uses_custom_call = has_calls
+        elif _is_call(own):
             assert isinstance(node, Embedding | ExpertWeights | Linear | NarrowLinear)
             node.uses_custom_call = True
         elif isinstance(node, Embedding):
@@ -192,3 +192,8 @@ def prepare_few_rows(module: nnx.Module, kernels: FewRowKernels) -> None:
         elif isinstance(node, Linear) and own is not None:
             is_joined = len(own) > node.kernel.shape[1]
             setattr(node, "joined_OI" if is_joined else "kernel_OI", nnx.data(own))
+
+
+def _is_call(own: Array | tuple[Array, ...] | None) -> bool:
+    """Returns whether a layer's entry of ``FewRowKernels`` stands for a custom call."""
+    return isinstance(own, tuple) and not own

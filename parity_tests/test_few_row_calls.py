@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxformer.attention import MultiHeadAttention
 from jaxformer.execution import few_rows
 from jaxformer.experts import ExpertWeights
 from jaxformer.hardware import row_products
@@ -11,16 +12,17 @@ from parity_tests.harness import DTYPES, Pair, output_draws
 from parity_tests.verdict import judge_rounding
 from tests.hardware.test_custom_calls import needs_calls
 
+HEADS = {row_products.PAIRS, row_products.PAIRS_BY_TRANSPOSED}
 EXPECTED = {
-    "layers/linear": row_products.PRODUCT,
-    "attention/grouped-query": row_products.PRODUCT,
-    "feed_forward/gated-silu": row_products.PRODUCT,
-    "transformer_lm/gpt2": row_products.BY_TRANSPOSED,
-    "transformer_lm/llama": row_products.PRODUCT,
-    "transformer_lm/lora": row_products.PRODUCT,
-    "transformer_lm/experts": row_products.GROUPED,
-    "experts/mixture": row_products.GROUPED,
-    "encoder_decoder/model-t5": row_products.PRODUCT,
+    "layers/linear": {row_products.PRODUCT},
+    "attention/grouped-query": {row_products.PRODUCT, *HEADS},
+    "feed_forward/gated-silu": {row_products.PRODUCT},
+    "transformer_lm/gpt2": {row_products.BY_TRANSPOSED, *HEADS},
+    "transformer_lm/llama": {row_products.PRODUCT, *HEADS},
+    "transformer_lm/lora": {row_products.PRODUCT, *HEADS},
+    "transformer_lm/experts": {row_products.GROUPED, *HEADS},
+    "experts/mixture": {row_products.GROUPED},
+    "encoder_decoder/model-t5": {row_products.PRODUCT, *HEADS},
 }
 CHOSEN = [case for case in CASES if case.name in EXPECTED]
 FLOAT32 = DTYPES["float32"]
@@ -38,9 +40,9 @@ def test_what_is_left_is_rounding(case, monkeypatch):
 
     monkeypatch.setattr(few_rows, "_call", count)
     monkeypatch.setattr(few_rows, "MOST_ROWS", 1000)
-    for layer in (Embedding, ExpertWeights, Linear):
+    for layer in (Embedding, ExpertWeights, Linear, MultiHeadAttention):
         monkeypatch.setattr(layer, "uses_custom_call", True)
     pair = Pair(case)
     for std in case.stds():
         judge_rounding(output_draws(pair, std, FLOAT32), FLOAT32)
-    assert EXPECTED[case.name] in called, "these are XLA's products"
+    assert EXPECTED[case.name] <= set(called), "these are XLA's products"
