@@ -1,5 +1,6 @@
 """Settings of the whole test run, made before JAX is imported, and the choice of a tier."""
 
+import atexit
 import gc
 import os
 import sys
@@ -98,8 +99,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Gives the garbage collector back what it has passed over, so that the process ends tidily."""
-    gc.unfreeze()
+    """Gives the garbage collector back what it has passed over, so that the process ends tidily.
+
+    Not before pytest's own last walks, five of them, through all that the tests have left.
+    """
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -57,7 +57,7 @@ def test_the_first_token_comes_alone_and_later_ones_in_chunks():
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", full_after(1, [2, 1]))
 def test_rows_end_with_a_stop_token_and_the_text_with_its_last_row(use_cache, number):
     model, twin = pair("learned")
     whole = generation.generate(model, prompts(), TOKENS, greedy=True)

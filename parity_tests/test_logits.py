@@ -104,7 +104,7 @@ def test_a_share_that_rounding_keeps_out_of_reach_keeps_everything():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(9, 4), (36,), (18,)], ids=str)
+@pytest.mark.parametrize("shape", full_after(1, map(pytest.param, [(9, 4), (36,), (18,)])), ids=str)
 def test_most_probable_is_argmax(dtype, shape):
     logits = np.random.default_rng(3).normal(size=(9, 4, 300)).astype(np.float32)
     logits[1, :, 7] = logits[1, :, 200] = 50.0

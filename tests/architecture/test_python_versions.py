@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("jaxformer", "torch_ref", "parity_tests", "tests", "benchmarks", "docs", "examples")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -70,6 +72,7 @@ def hidden_names(module: ast.Module) -> Iterator[tuple[int, str]]:
                 yield each.lineno, name
 
 
+@pytest.mark.tier("full")
 def test_no_comprehension_hides_a_name_of_a_function_beside_it():
     assert list(hidden_names(ast.parse(HIDDEN))) == [(4, "name")]
     found = [

@@ -172,6 +172,7 @@ def test_a_disk_that_fills_in_the_middle(small_disk, monkeypatch):
     folder.restore(7)
 
 
+@pytest.mark.tier("full")
 def test_a_run_whose_disk_is_full_ends_and_resumes_later(small_disk, text, capsys, monkeypatch):
     run = small_disk / "run"
     assert train(text, run, "--steps", 10) == 0

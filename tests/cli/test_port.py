@@ -62,6 +62,7 @@ def test_what_cannot_be_is_rejected(refuse, folder, flags, code, words):
     refuse(["port", *flags.replace("{hf}", str(folder)).split()], code, *words)
 
 
+@pytest.mark.tier("full")
 def test_a_run_that_no_model_type_holds_is_compared_with_the_nearest(refuse, whole, tmp_path):
     line = refuse(["port", whole, tmp_path / "out", "--to", "hf"], 2, "no model type of Hugging")
     assert re.search(r"the nearest: \w+'s \w+ cannot hold this TransformerLM: ", line)

@@ -14,6 +14,7 @@ from jaxformer.config_tree import flatten
 from tests.support.malicious_files import corpus
 from tests.support.malicious_pickles import TRACE
 from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, run_rejected, same
+from tests.support.tiers import full_after
 from tests.support.tiny import snapshot
 
 LARGE = 1_000_000
@@ -174,7 +175,10 @@ def test_hostile_records_are_rejected(refuse, folder, more, code, words):
 
 
 @pytest.mark.parametrize(
-    "more", [{"vocabulary": 5}, {"token_ids": [1]}, {"class": 5}, {"class": "Evil"}, {"step": "7"}]
+    "more",
+    full_after(
+        2, [{"vocabulary": 5}, {"class": "Evil"}, {"class": 5}, {"token_ids": [1]}, {"step": "7"}]
+    ),
 )
 def test_records_of_the_wrong_type_are_passed_over(folder, more):
     torch.save({**_twin(folder), **more}, "odd.pt")

@@ -167,6 +167,7 @@ def test_a_template_that_changes_its_marks_is_rejected(made, tmp_path, capsys):
     assert "changes what it marks" in error
 
 
+@pytest.mark.tier("full")
 def test_a_run_trains_on_answers(made, tmp_path, capsys):
     write(tmp_path / "pairs.jsonl", PAIRS)
     assert tokenize(tmp_path / "pairs.jsonl", made, tmp_path / "out", "--val-fraction", 0.2) == 0

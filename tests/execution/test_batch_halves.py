@@ -12,6 +12,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import batch_halves
 from jaxformer.execution.batch_halves import cut_batch, write_beside
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 
 HALVES = [slice(0, 3), slice(3, 6)]
 
@@ -48,13 +49,16 @@ def test_one_core_has_the_whole_batch(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"greedy": True},
-        {"key": jax.random.key(3)},
-        {"key": jax.random.key(3), "top_k": 5, "temperature": 0.7},
-        {"key": jax.random.key(4), "stop_tokens": (2, 5, 11)},
-        {"greedy": True, "use_cache": False},
-    ],
+    full_after(
+        2,
+        [
+            {"key": jax.random.key(3), "top_k": 5, "temperature": 0.7},
+            {"key": jax.random.key(4), "stop_tokens": (2, 5, 11)},
+            {"key": jax.random.key(3)},
+            {"greedy": True},
+            {"greedy": True, "use_cache": False},
+        ],
+    ),
 )
 def test_both_halves_write_what_the_batch_does(model, monkeypatch, settings):
     random = np.random.default_rng(0)

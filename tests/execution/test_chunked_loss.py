@@ -47,7 +47,7 @@ def loss_and_gradients(config, compute_dtype=None):
     return np.asarray(value), jax.tree.map(np.asarray, gradients)
 
 
-@pytest.mark.parametrize("positions", full_after(2, [2, 10, 1, 4], slow_after=2))
+@pytest.mark.parametrize("positions", full_after(1, [2, 10, 1, 4], slow_after=2))
 @pytest.mark.parametrize("head", full_after(1, HEADS))
 def test_losses_and_gradients_are_the_same_in_float64(head, positions, monkeypatch):
     """Eleven positions do not divide by most of these."""

@@ -63,7 +63,7 @@ def test_a_models_weights_are_those_that_one_program_draws(name):
     assert_equal(draw_parameters(MODELS[name], SEED), drawn_in_one_program(MODELS[name]))
 
 
-@pytest.mark.parametrize("init", [normal(0.02), normal(1.0), uniform(0.3)], ids=str)
+@pytest.mark.parametrize("init", full_after(1, [normal(0.02), normal(1.0), uniform(0.3)]), ids=str)
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (65, 63), (3, 1025, 2), (1025, 1024)], ids=str)
 def test_an_array_of_any_shape_is_that_of_a_compiled_program(init, shape):
     key = jax.random.key(SEED)

@@ -1,6 +1,7 @@
 """Products of few rows by custom calls: right, the same for any number of rows, and used."""
 
 import functools
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -21,10 +22,16 @@ from jaxformer.layers import Linear
 from jaxformer.narrow_linear import narrow_weights
 from jaxformer.transformer_lm import TransformerLM
 from tests.hardware.test_custom_calls import needs_calls
+from tests.support.tiers import full_after, full_except
 
 pytestmark = needs_calls
 TARGETS = ("PRODUCT", "BY_TRANSPOSED", "GROUPED", "PAIRS", "PAIRS_BY_TRANSPOSED")
 NARROW = ("bfloat16", "int8")
+KINDS = {
+    "tied": {"tie_embeddings": True},
+    "gated": {"tie_embeddings": False, "num_kv_heads": 1, "activation": "swiglu"},
+    "experts": {"activation": "swiglu", "num_experts": 4, "experts_per_token": 2},
+}
 # Fewer outputs than a register has, several blocks of columns, a long sum, nothing even.
 SHAPES = [(1, 256, 1024), (2, 7, 11), (5, 300, 65), (6, 513, 129), (32, 1100, 200), (3, 4, 1)]
 
@@ -205,16 +212,14 @@ def count_calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"tie_embeddings": True},
-        {"tie_embeddings": False, "num_kv_heads": 1, "activation": "swiglu"},
-        {"activation": "swiglu", "num_experts": 4, "experts_per_token": 2},
-    ],
-    ids=["tied", "gated", "experts"],
+    ("rows", "kind"),
+    full_except(
+        itertools.product([1, 5], KINDS),
+        lambda rows, kind: (rows, kind) in ((1, "tied"), (5, "experts")),
+    ),
 )
-@pytest.mark.parametrize("rows", [1, 5])
-def test_texts_are_those_of_xlas_products(monkeypatch, settings, rows):
+def test_texts_are_those_of_xlas_products(monkeypatch, rows, kind):
+    settings = KINDS[kind]
     model = model_of(**settings)
     prompt = np.random.default_rng(0).integers(0, 131, (rows, 3))
     called = count_calls(monkeypatch)
@@ -230,7 +235,7 @@ def test_texts_are_those_of_xlas_products(monkeypatch, settings, rows):
     assert not called
 
 
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", full_after(1, reversed(NARROW)))
 def test_models_with_narrow_weights_write_with_them_as_they_lie(monkeypatch, dtype):
     narrow = narrow_weights(model_of(tie_embeddings=True), dtype)
     prompt = np.random.default_rng(0).integers(0, 131, (3, 5))

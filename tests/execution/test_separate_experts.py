@@ -108,7 +108,7 @@ def test_a_stack_stays_one_on_several_devices_on_a_gpu_and_inside_of_a_program(m
     assert few_row_kernels(mixture(), 1, TOKENS) == {}
 
 
-@pytest.mark.parametrize("rows", full_after(1, [5, 1]))
+@pytest.mark.parametrize("rows", full_after(0, [5, 1]))
 def test_a_text_is_the_same(monkeypatch, rows):
     config = TransformerLMConfig(
         d_model=16, num_heads=2, num_layers=2, context_length=40, vocab_size=31,

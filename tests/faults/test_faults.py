@@ -12,8 +12,11 @@ from tests.support.tiers import full_after
 
 # How many of each, in the full tier: of those that need a process for each injection one or two do.
 # The default tier has one of each, and a few of those that take no time; the full tier alone has
-# those whose one injection takes ten seconds.
-LONG = ("clock set back", "metrics services")
+# those whose one injection takes five seconds.
+LONG = (
+    "SIGTERM and SIGINT", "clock set back", "stray folders", "another number of devices",
+    "metrics services",
+)  # fmt: skip
 FEW = {
     "kill -9, one process": 3,
     "SIGTERM and SIGINT": 2,

@@ -22,7 +22,7 @@ from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.mapping.optimizer_state import write_optimizer
 from tests.support.hugging_face.building import build_case
 from tests.support.hugging_face.cases import CASES
-from tests.support.tiers import full_except
+from tests.support.tiers import full_after, full_except
 from tests.support.trainers import are_equal, moments_by_name, save_trainer, trainer_of
 
 # The first case of each of these types. T5 has a matrix that the Trainer does not decay by its
@@ -87,7 +87,7 @@ def test_moments_belong_to_their_parameters_both_ways(name, tmp_path, capsys):
             assert torch.equal(own[parameter][moment], kept[moment]), parameter
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+@pytest.mark.parametrize("optim", full_after(1, ["adamw_torch", "sgd"]))
 def test_the_trainer_goes_on_from_a_run_as_if_it_had_not_been_one(optim, tmp_path, capsys):
     """There and back in the middle, bit for bit."""
     torch.manual_seed(0)

@@ -182,6 +182,7 @@ def test_a_text_with_other_characters_is_rejected(checkpoint, tmp_path, capsys):
     assert said.endswith("not among the 29 of the model: 'é' (U+00E9)\n")
 
 
+@pytest.mark.tier("full")
 def test_a_run_is_not_resumed_from_drawn_weights(checkpoint, text, tmp_path, capsys):
     """Before its first save it holds nothing of the weights that it started from."""
     out = tmp_path / "run"

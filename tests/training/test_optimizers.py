@@ -135,6 +135,7 @@ def test_pytorch_has_no_place_for_adafactor(run, capsys):
     assert "optimizer" not in torch.load("out.pt", weights_only=True)
 
 
+@pytest.mark.tier("full")
 def test_what_is_of_merged_adapters_is_left_out(run, text, capsys):
     run("base", "--steps", 1)
     start = ["train", "--init-from", "base", "--data", str(text), "--out", "out", "--steps", "1"]

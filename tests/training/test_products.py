@@ -85,6 +85,7 @@ def test_a_resumed_run_keeps_what_it_began_with(machine):
     ]
 
 
+@pytest.mark.tier("full")
 @needs_products
 def test_a_run_with_torchs_products_resumes_bit_for_bit(text, capsys):
     arguments = ["--products", "torch", "--decay-steps", 30, *DROPOUT]

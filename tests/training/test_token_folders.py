@@ -72,6 +72,7 @@ def test_a_folder_of_nanogpt_trains_as_its_text_does(folder, whole_text, tmp_pat
     assert "read from the disk" in capsys.readouterr().out
 
 
+@pytest.mark.tier("full")
 def test_a_run_from_the_disk_is_cut_and_resumed(folder, tmp_path):
     flags = [*DROPOUT, *STREAMED, "--sampling", "epoch", "--decay-steps", 20]
     assert train(folder, tmp_path / "whole", "--steps", 20, *flags) == 0

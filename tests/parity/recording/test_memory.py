@@ -71,6 +71,7 @@ def test_each_use_of_a_tied_weight_has_its_own_gradient(in_place):
     assert not (calls["head"].inputs[0] < 0).any()
 
 
+@pytest.mark.tier("full")
 def test_nothing_that_was_recorded_outlives_a_comparison(monkeypatch):
     found = subject("gpt2")
     recorded = []
