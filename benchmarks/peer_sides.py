@@ -80,8 +80,12 @@ class Jaxformer(Side):
     def __init__(self, task: Task):
         import sides
 
+        from jaxformer.training.parallel.devices import choose_devices
+        from jaxformer.training.products import choose_products
+
         super().__init__(task)
-        self.side = sides.Jaxformer(task.config, task.ids)
+        config = choose_products(task.config, choose_devices(task.config))[0]
+        self.side = sides.Jaxformer(config, task.ids)
         # As many as its trainer takes, whatever is given.
         self.evaluation_batches = (1,)
         self.model: Any = None

@@ -161,7 +161,7 @@ def train(
     for name in _able(workers, cannot, "training", lambda w: w.ask("train", steps=steps)):
         calls[name] = functools.partial(workers[name].ask, "train", steps=steps)
         untimed = max(1, steps // 4)
-        before[name] = functools.partial(workers[name].ask, "train", steps=untimed)
+        before[name] = functools.partial(workers[name].ask, "train", steps=untimed, goes_on=True)
     for name, found in measure.interleave(calls, turns, before=before).items():
         rows[name]["seconds_per_step"] = measure.scaled(found["seconds"], 1 / steps)
         rows[name]["peak_memory"] = workers[name].ask("memory")
@@ -174,8 +174,9 @@ def evaluate(
     losses: dict[str, float] = {}
     batches: dict[str, int] = {}
 
-    def call(name: str) -> None:
-        losses[name] = workers[name].ask("evaluate", windows=windows, batch=batches[name])
+    def call(name: str, goes_on: bool = False) -> None:
+        settings = {"windows": windows, "batch": batches[name], "goes_on": goes_on}
+        losses[name] = workers[name].ask("evaluate", **settings)
 
     def first(worker: Worker) -> None:
         batches[worker.name] = worker.ask("reset", windows=windows)
@@ -184,7 +185,8 @@ def evaluate(
     calls = {
         name: functools.partial(call, name) for name in _able(workers, cannot, "evaluation", first)
     }
-    for name, found in measure.interleave(calls, turns, before=calls).items():
+    before = {name: functools.partial(call, name, goes_on=True) for name in calls}
+    for name, found in measure.interleave(calls, turns, before=before).items():
         rows[name] |= {
             "evaluation_seconds": found["seconds"],
             "evaluation_batch": batches[name],
@@ -201,12 +203,13 @@ def generate(
     settings = {"length": min(length // 4, 64), "count": min(length // 2, 128)}
     texts: dict[str, list[list[int]]] = {}
 
-    def call(name: str) -> None:
-        texts[name] = workers[name].ask("write", **settings)
+    def call(name: str, goes_on: bool = False) -> None:
+        texts[name] = workers[name].ask("write", goes_on=goes_on, **settings)
 
     able = _able(workers, cannot, "generation", lambda worker: call(worker.name))
     calls = {name: functools.partial(call, name) for name in able}
-    for name, found in measure.interleave(calls, turns, before=calls).items():
+    before = {name: functools.partial(call, name, goes_on=True) for name in able}
+    for name, found in measure.interleave(calls, turns, before=before).items():
         same = np.mean(np.array(texts[name]) == np.array(texts.get(JAXFORMER, texts[name])))
         rows[name] |= {
             "generation_seconds": found["seconds"],
@@ -269,8 +272,9 @@ def work(arguments: argparse.Namespace, config: TrainConfig) -> None:
             answer(done=_do(side, asked, starts, scored, prompt))
         except Exception as error:
             answer(cannot=_in_one_line(error))
-        # So much of what it used last is not needed while the others have their turns.
-        release_freed()
+        if not asked.get("goes_on"):
+            # What it used last is not needed while the others have their turns.
+            release_freed()
 
 
 def _do(

@@ -59,9 +59,10 @@ def is_quick(case):
 
 
 def is_quick_rounding(case, dtype):
-    quick = dtype == "float32" or case.component not in (*MODELS, *LARGE_PARTS)
-    is_other_model = case.component in MODELS and case.component != "transformer_lm"
-    return quick and case is FIRST[case.component] and not is_other_model
+    if case.component in (*MODELS, *LARGE_PARTS):
+        # One model stands for all that are made of these.
+        return case is FIRST["transformer_lm"] and dtype == "float32"
+    return case is FIRST[case.component]
 
 
 def is_rarely_rounded(case, dtype):

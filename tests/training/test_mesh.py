@@ -382,14 +382,8 @@ def test_xla_flags_win_over_the_options_of_a_step(monkeypatch):
         assert given.pop() == expected
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    full_except(
-        map(pytest.param, [("--expert", 1), ("--expert", 2), ("--tensor", 2)]),
-        lambda sizes: sizes == ("--tensor", 2),
-    ),
-    ids=str,
-)
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("sizes", [("--expert", 1), ("--expert", 2), ("--tensor", 2)], ids=str)
 def test_experts_are_trained_in_bfloat16_on_a_mesh(text, sizes):
     """XLA's CPU compiler would end the process if it had to cut their loops by itself."""
     experts = ["--num-experts", 4, "--activation", "swiglu", "--dtype", "bfloat16"]
