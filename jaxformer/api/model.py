@@ -238,6 +238,9 @@ def load(path: str | Path, **options: Any) -> Model:
     Returns:
         The model, in evaluation mode.
 
+    Warns:
+        UserWarning: damaged steps of a run were skipped.
+
     Raises:
         CheckpointError: it is missing, damaged, or its arrays do not fit; all problems are listed.
         UnsafeFileError: opening it could do harm.

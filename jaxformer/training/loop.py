@@ -90,7 +90,7 @@ def _describe_recovery(folder: RunFolder) -> str:
     """What a run that has lost a process has saved, and how to resume it."""
     return (
         f"{folder.checkpoints.last_saved()}: "
-        f"start all processes again with {command('train', '--resume', '--out', folder.path)}"
+        f"all processes resume there with {command('train', '--resume', '--out', folder.path)}"
     )
 
 
