@@ -6,7 +6,7 @@ from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair
 from parity_tests.table import float64_figures, rounding_figures, save_figures
 from parity_tests.verdict import judge_float64
-from tests.support.tiers import SLOW, full_except
+from tests.support.tiers import SLOW, first_of_each, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
 # lengths, and all else of the first case of each component, models with less. The full one proves
@@ -82,7 +82,10 @@ def is_rarely_rounded(case, dtype):
 
 
 PARTS_AND_SOME_MODELS = full_except(CASES, is_quick)
-EAGER = full_except(CASES, is_quick, SLOW)
+# Operators run one by one are those that are compiled: two cases of a component stand for the rest.
+EAGER = first_of_each(
+    full_except(CASES, is_quick, SLOW), lambda case: case.component, others=SLOW, count=2
+)
 ROUNDING = full_except(
     full_except(
         [(case, dtype) for case in CASES for dtype in DTYPES],

@@ -222,7 +222,8 @@ def test_a_tpu_slice_that_is_lost_is_made_again(command):
     assert verbs == [*once, *once, "delete"]
 
 
-@pytest.mark.tier("full")
+# tests/distributed loses processes in the full tier.
+@pytest.mark.tier("slow")
 def test_a_killed_process_costs_the_steps_since_the_last_save(empty_folder):
     """Two processes on this machine; one is killed, both are started again by the same command."""
     import json

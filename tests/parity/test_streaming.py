@@ -17,7 +17,7 @@ from jaxformer.parity.streaming import session as streaming
 from jaxformer.parity.streaming.choice import Streaming
 from tests.support.memory import run_python
 from tests.support.ported import port, run_rejected
-from tests.support.tiers import FULL
+from tests.support.tiers import FULL, full_after
 from tests.support.verified import changed, gpt2_formats, llama, verify
 
 torch = pytest.importorskip("torch")
@@ -144,8 +144,7 @@ def make(name, folder):
     return folder / name, folder / f"{name}.safetensors"
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize("name", ["gpt2", "llama", *CLASSES])
+@pytest.mark.parametrize("name", full_after(0, ["gpt2", "llama", *CLASSES], slow_after=5))
 def test_clean_families(tmp_path, name):
     whole, streamed = compare_both(*make(name, tmp_path), tmp_path)
     assert streamed.verdict != "bug"
