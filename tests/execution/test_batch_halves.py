@@ -50,7 +50,7 @@ def test_one_core_has_the_whole_batch(monkeypatch):
 @pytest.mark.parametrize(
     "settings",
     full_after(
-        2,
+        1,
         [
             {"key": jax.random.key(3), "top_k": 5, "temperature": 0.7},
             {"key": jax.random.key(4), "stop_tokens": (2, 5, 11)},

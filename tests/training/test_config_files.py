@@ -52,6 +52,7 @@ def test_a_wrong_file_is_refused(tmp_path, text, words):
         read_toml(tmp_path / "x.toml", nano())
 
 
+@pytest.mark.tier("full")
 def test_a_runs_own_file_makes_the_same_run(whole, whole_text):
     del whole_text
     assert main(["train", "--config", str(whole / "config.toml"), "--out", "again"]) == 0

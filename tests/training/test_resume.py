@@ -171,6 +171,7 @@ def test_a_run_that_nobody_reads_any_more_saves_and_stops(text, empty_folder):
     assert resume("run", "--steps", made + 1) == 0
 
 
+@pytest.mark.tier("full")
 def test_a_signal_after_an_evaluation_leaves_its_sample(whole, whole_text, monkeypatch):
     validation_losses = Evaluator.validation_losses
 

@@ -27,6 +27,7 @@ def folder(tmp_path):
     return path
 
 
+@pytest.mark.tier("full")
 def test_a_text_becomes_tokens_of_the_named_tokenizer(docs, folder, tmp_path, capsys):
     flags = ["--tokenizer", folder, "--steps", 10]
     assert train(docs, tmp_path / "run", *flags) == 0

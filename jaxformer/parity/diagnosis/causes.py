@@ -70,10 +70,16 @@ def with_stops(
 
 
 def merge_causes(causes: Iterable[RootCause]) -> list[RootCause]:
-    """Returns each cause once, with the number of its places and its largest error."""
+    """Returns each cause once, with the number of its places and its largest error.
+
+    A line that is wrong in one way, and is known to be, is one cause wherever the reference has the
+    right: a rotation of queries and of keys is one function's.
+    """
     found: dict[tuple[str, str, str, str], RootCause] = {}
     for cause in causes:
-        key = cause.jax_source, cause.torch_source, cause.diagnosis, cause.stage
+        is_known = cause.jax_source and cause.diagnosis
+        reference = "" if is_known else cause.torch_source
+        key = cause.jax_source, reference, cause.diagnosis, cause.stage
         first = found.get(key, cause)
         places = first.places + 1 if key in found else 1
         error = max(first.error, cause.error)
