@@ -34,8 +34,7 @@ from jaxformer import (
 )
 from jaxformer.config import TransformerConfig
 from jaxformer.config_tree import from_dict
-from jaxformer.parameters import abstract
-from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
@@ -294,7 +293,7 @@ def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
 
 def _rules(module: Any) -> Rules:
     """Returns rules that keep every path."""
-    owners = (name.rpartition(".")[0] for name in abstract(lambda rngs: module)[1])
+    owners = (name.rpartition(".")[0] for name in parameter_shapes(module))
     return names({path: path for path in (INDEX.sub("*", owner) for owner in owners)})
 
 
