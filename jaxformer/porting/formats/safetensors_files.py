@@ -10,6 +10,7 @@ here says what is wrong and where, before memory is allocated.
 import json
 import struct
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -112,18 +113,19 @@ def write_safetensors(
 
     def write(file: BinaryIO) -> None:
         file.write(header)
-
-        def put(array: np.ndarray) -> None:
-            file.write(t.as_bytes(array))
-
-        each = ((name, tensors[name]) for name in order)
-        for name, (digest, _) in t.read_each(each, t.digest, put):
-            digests[name] = digest
-            progress(tensors[name].nbytes)
+        # Neither writing nor hashing needs Python: they share the array and run side by side.
+        with ThreadPoolExecutor(1) as pool:
+            for name in order:
+                array = t.read_checked(tensors[name], name)
+                digest = pool.submit(t.digest, array)
+                file.write(t.as_bytes(array))
+                digests[name] = digest.result()
+                progress(array.nbytes)
+                del array  # before the next is read
 
     def check(temporary: Path) -> None:
         found, _ = read_safetensors(temporary)
-        if digests != {n: digest for n, (digest,) in t.read_each(found.items(), t.digest)}:
+        if digests != {name: t.digest(tensor.read()) for name, tensor in found.items()}:
             raise read_back_error(path)
 
     size = len(header) + sum(tensor.nbytes for tensor in tensors.values())

@@ -1,12 +1,10 @@
-"""Arrays that are read from a file only when needed: a port holds one large one at a time."""
+"""Arrays that are read from a file only when needed, so that a port holds one at a time."""
 
 import dataclasses
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -17,8 +15,6 @@ from jaxformer.storage.local_files import LocalFile, safe_repr
 # numpy stops at 64 axes; no weight comes near.
 MAX_AXES = 32
 MAX_BYTES = 2**62
-# What two arrays that are in memory at the same time may have together.
-AHEAD_BYTES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,39 +76,6 @@ def read_checked(tensor: StoredTensor, name: str) -> np.ndarray:
             f"got {array.dtype} of shape {array.shape}"
         )
     return array
-
-
-def read_each(
-    tensors: Iterable[tuple[Any, StoredTensor]], *works: Callable[[np.ndarray], Any]
-) -> Iterator[tuple[Any, list[Any]]]:
-    """Reads tensors one after the other, and yields what each work makes of an array.
-
-    The works on an array run side by side, in threads: hashing, writing and reading need no Python.
-    Meanwhile the next array is read, if both together have at most ``AHEAD_BYTES``.
-
-    Args:
-        tensors: with what each is called.
-        works: of the first array all are done before any begins on the second.
-
-    Raises:
-        ValueError: see ``read_checked``.
-    """
-    waiting: list[tuple[Any, int, list[Future[Any]]]] = []
-
-    def finish() -> Iterator[tuple[Any, list[Any]]]:
-        while waiting:
-            key, _, results = waiting.pop()
-            yield key, [result.result() for result in results]
-
-    with ThreadPoolExecutor(len(works)) as pool:
-        for key, tensor in tensors:
-            if tensor.nbytes + sum(nbytes for _, nbytes, _ in waiting) > AHEAD_BYTES:
-                yield from finish()
-            array = read_checked(tensor, str(key))
-            yield from finish()
-            waiting.append((key, array.nbytes, [pool.submit(work, array) for work in works]))
-            del array
-        yield from finish()
 
 
 def from_bytes(data: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:

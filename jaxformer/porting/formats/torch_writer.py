@@ -1,11 +1,11 @@
 """PyTorch checkpoints, written without PyTorch, one tensor at a time."""
 
-import itertools
 import math
 import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -61,33 +61,36 @@ def write_torch_file(
             f"the tree without its arrays takes {len(data)} bytes: at most {MAX_PICKLE_BYTES} are "
             "read again; put long lists of numbers into arrays"
         )
-    sizes = [tensor.nbytes for tensor, _ in pickler.storages]
     digests: list[str] = []
 
     def write(file: BinaryIO) -> None:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        # Neither writing nor hashing needs Python: they share the array and run side by side.
+        with (
+            zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
+            ThreadPoolExecutor(1) as pool,
+        ):
             _add(archive, "data.pkl", data)
             _add(archive, "byteorder", b"little")
-            numbers = itertools.count()
-
-            def put(array: np.ndarray) -> None:
-                _add(archive, f"data/{next(numbers)}", t.as_bytes(array))
-
-            each = [(place, tensor) for tensor, place in pickler.storages]
-            for _, (digest, _) in t.read_each(each, t.digest, put):
-                digests.append(digest)
-                progress(sizes[len(digests) - 1])
+            for number, (tensor, place) in enumerate(pickler.storages):
+                array = t.read_checked(tensor, place)
+                digest = pool.submit(t.digest, array)
+                _add(archive, f"data/{number}", t.as_bytes(array))
+                digests.append(digest.result())
+                progress(array.nbytes)
+                del array  # before the next is read
             _add(archive, "version", b"3\n")
 
     def expected() -> list[tuple[str, str]]:
         return [(place, digests[number]) for place, number in pickler.places]
 
     def check(temporary: Path) -> None:
-        found = [*walk(read_torch_file(temporary), "")]
-        # Of tensors that share a storage the first is read.
-        stored = {tensor.storage: tensor for _, tensor in reversed(found)}
-        known = {s: digest for s, (digest,) in t.read_each(reversed(stored.items()), t.digest)}
-        if [(place, known[tensor.storage]) for place, tensor in found] != expected():
+        known: dict[Hashable, str] = {}
+        found = []
+        for place, tensor in walk(read_torch_file(temporary), ""):
+            if tensor.storage not in known:
+                known[tensor.storage] = t.digest(tensor.read())
+            found.append((place, known[tensor.storage]))
+        if found != expected():
             raise read_back_error(path)
 
     size = sum(tensor.nbytes + ENTRY_BYTES for tensor, _ in pickler.storages)
