@@ -64,6 +64,7 @@ def test_a_model_for_writing_has_narrow_weights(whole, tmp_path):
         model.narrowing_cost("int8", [3])
 
 
+@pytest.mark.tier("full")
 def test_many_prompts_get_the_text_of_each(whole, gpt):
     model = jf.load(whole)
     prompts = ["the ", "a", "", "the cat sat"]

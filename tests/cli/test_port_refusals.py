@@ -35,6 +35,7 @@ def folder(tmp_path_factory):
     return hugging_face(tmp_path_factory.mktemp("source") / "hf", gpt2_state())
 
 
+@pytest.mark.tier("full")
 def test_every_bad_file_is_refused_in_one_line(tmp_path, empty_folder):
     """None is opened further than it takes to know it, and nothing is written."""
     wrong = []

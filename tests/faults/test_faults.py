@@ -11,12 +11,8 @@ from tests.faults.workbench import Workbench
 from tests.support.tiers import full_after
 
 # How many of each, in the full tier: of those that need a process for each injection one or two do.
-# The default tier has one of each, and a few of those that take no time; the full tier alone has
-# those whose one injection takes five seconds.
-LONG = (
-    "SIGTERM and SIGINT", "clock set back", "stray folders", "another number of devices",
-    "metrics services",
-)  # fmt: skip
+# The default tier has one of two.
+FIRST = ("kill -9, one process", "flipped bits")
 FEW = {
     "kill -9, one process": 3,
     "SIGTERM and SIGINT": 2,
@@ -39,8 +35,8 @@ FEW = {
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        *((name, max(1, few // 8)) for name, few in FEW.items() if name not in LONG),
-        *full_after(0, [(name, few) for name, few in FEW.items() if few > 1 or name in LONG]),
+        *((name, 1) for name in FIRST),
+        *full_after(0, FEW.items()),
     ],
 )
 def test_a_few_of_each(name, count, bench):

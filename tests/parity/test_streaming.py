@@ -259,6 +259,7 @@ def test_a_wrong_head_is_found_in_parts(tmp_path, monkeypatch):
     assert [node.path for node in report.root_causes] == ["token_embedding", "lm_head"]
 
 
+@pytest.mark.tier("full")
 def test_it_resumes_from_the_last_finished_block(tmp_path, monkeypatch):
     a = llama(tmp_path)
     b = changed(tmp_path / "llama.safetensors", tmp_path / "b.safetensors", **BUGS["eps and base"])

@@ -74,7 +74,7 @@ def count(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("bug", "line"), full_after(1, [("no tanh", "* g"), ("bias", "f = f + 1")])
+    ("bug", "line"), full_after(0, [("no tanh", "* g"), ("bias", "f = f + 1")])
 )
 def test_a_wrong_step_is_found(bug, line, count):
     report = compare(REFERENCE, (lambda p, ids: forward(p, ids, bug), ARRAYS), IDS)
