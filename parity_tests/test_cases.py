@@ -9,8 +9,8 @@ from parity_tests.verdict import judge_float64
 from tests.support.tiers import SLOW, first_of_each, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
-# lengths, and all else of the first case of each component, models with less. The full one proves
-# outputs and gradients of every case, and most else of those of the default tier.
+# lengths, and all else of the first case of each component, of large ones less. The full one proves
+# outputs and gradients of every case, and much else of those of the default tier.
 MADE_OF_MODELS = ("dual_encoder", "speech_transformer", "encoder_decoder_classifier")
 MODELS = (
     "transformer_lm",

@@ -11,7 +11,7 @@ from tests.faults.workbench import Workbench
 from tests.support.tiers import full_after
 
 # How many of each, in the full tier: of those that need a process for each injection one or two do.
-# The default tier has one of two.
+# Of these the default tier makes one each.
 FIRST = ("kill -9, one process", "flipped bits")
 FEW = {
     "kill -9, one process": 3,
