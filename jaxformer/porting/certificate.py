@@ -66,13 +66,19 @@ def make_certificate(
     }
 
 
-def file_record(path: Path, root: Path) -> dict[str, Any]:
-    """Returns a file's size in bytes, its SHA-256, and its path: within ``root`` if it is there."""
+def file_record(path: Path, root: Path, sha256: str | None = None) -> dict[str, Any]:
+    """Returns a file's size in bytes, its SHA-256, and its path: within ``root`` if it is there.
+
+    Args:
+        path: of the file.
+        root: the folder that the path is told from.
+        sha256: of the file, if it has just been read; default None, which reads it.
+    """
     is_inside = path.is_relative_to(root)
     return {
         "path": (path.relative_to(root) if is_inside else path).as_posix(),
         "bytes": path.stat().st_size,
-        "sha256": sha256_of_file(path, follow_links=True),
+        "sha256": sha256 or sha256_of_file(path, follow_links=True),
     }
 
 

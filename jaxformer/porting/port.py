@@ -199,7 +199,7 @@ def write_port(
         # Hashing needs no Python while it runs: the source is hashed while the target is written.
         hashes = pool.submit(_file_records, port.checkpoint.files, port.checkpoint.path)
         written = temporary if output.is_folder else temporary / path.name
-        digests = WRITERS[target.format](output, written, progress)
+        found = WRITERS[target.format](output, written, progress)
         files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
         record = make_certificate(
             command=command,
@@ -212,11 +212,11 @@ def write_port(
             target={
                 "path": str(path),
                 "format": target.format,
-                "files": [file_record(file, temporary) for file in files],
+                "files": [file_record(file, temporary, found.files.get(file)) for file in files],
             },
             imported=port.imported,
             exported=output.plan,
-            digests=digests,
+            digests=found.tensors,
             rounding=port.rounding,
         )
         text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
@@ -226,7 +226,7 @@ def write_port(
         sync_path(temporary)
         _replace(written, path)
         sync_path(path.parent)
-    return len(digests)
+    return len(found.tensors)
 
 
 @contextlib.contextmanager

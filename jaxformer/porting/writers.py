@@ -90,8 +90,28 @@ class Output:
         return {"class": self.plan.origin.kind, **plain}
 
 
-def _write_safetensors(output: Output, path: Path, progress: Progress) -> dict[str, str]:
-    return write_safetensors(path, output.plan.tensors, _metadata(output.record()), progress)
+@dataclasses.dataclass(frozen=True)
+class Hashes:
+    """What a writer knows of what it has written and read back.
+
+    Attributes:
+        tensors: the SHA-256 of each array's bytes, by its name.
+        files: that of whole files, by path; the others are left to be read once more.
+    """
+
+    tensors: Mapping[str, str]
+    files: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+
+
+def _write_safetensors(output: Output, path: Path, progress: Progress) -> Hashes:
+    return _write_tensors(path, output.plan.tensors, output.record(), progress)
+
+
+def _write_tensors(
+    path: Path, tensors: Mapping[str, StoredTensor], record: Mapping[str, Any], progress: Progress
+) -> Hashes:
+    written = write_safetensors(path, tensors, _metadata(record), progress)
+    return Hashes(written.digests, {path: written.sha256})
 
 
 def _metadata(record: Mapping[str, Any]) -> dict[str, str]:
@@ -100,7 +120,7 @@ def _metadata(record: Mapping[str, Any]) -> dict[str, str]:
     return {"format": "pt", **known}
 
 
-def _write_torch(output: Output, path: Path, progress: Progress) -> dict[str, str]:
+def _write_torch(output: Output, path: Path, progress: Progress) -> Hashes:
     tensors = output.plan.tensors
     # In the order of the model's state dict, by which PyTorch's optimizers count.
     names = dict.fromkeys(name for name in (*(output.order or ()), *tensors) if name in tensors)
@@ -111,13 +131,16 @@ def _write_torch(output: Output, path: Path, progress: Progress) -> dict[str, st
         # nanoGPT's own scripts read these.
         tree["model_args"] = output.plan.module_mapping.settings(output.plan.module)
         tree |= {"iter_num": output.step or 0, "best_val_loss": 1e9}
-    digests = write_torch_file(path, tree, progress)
-    return {
-        place.removeprefix("model/"): d for place, d in digests.items() if place[:6] == "model/"
+    written = write_torch_file(path, tree, progress)
+    digests = {
+        place.removeprefix("model/"): digest
+        for place, digest in written.digests.items()
+        if place.startswith("model/")
     }
+    return Hashes(digests, {path: written.sha256})
 
 
-def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
+def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> Hashes:
     plan = output.plan
     # The format has no ties: transformers ties the arrays that the config says are tied.
     aliases = plan.module_mapping.aliases
@@ -129,7 +152,7 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
         kept |= dialect.head_names
     tensors = {n: t for n, t in plan.tensors.items() if n in kept or n not in aliases}
     record = {k: v for k, v in output.record().items() if k in ("vocabulary", "step")}
-    digests = write_safetensors(folder / "model.safetensors", tensors, _metadata(record), progress)
+    written = _write_tensors(folder / "model.safetensors", tensors, record, progress)
     dtypes = {tensors[name].dtype.name for name in linked}
     config = {
         **{
@@ -143,17 +166,17 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     atomic_write_bytes(folder / "config.json", text.encode())
     _copy(output.companions, folder)
-    return digests
+    return written
 
 
-def _write_trainer(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
-    digests = _write_hugging_face(output, folder, progress)
+def _write_trainer(output: Output, folder: Path, progress: Progress) -> Hashes:
+    written = _write_hugging_face(output, folder, progress)
     optimizer = output.optimizer
     assert optimizer is not None
     plan = output.class_plan or output.plan
     state = write_optimizer(optimizer, plan, output.order, for_trainer=True)
     write_trainer_files(folder, state, optimizer.count, progress)
-    return digests
+    return written
 
 
 def _with_token_ids(settings: Mapping[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,14 +191,14 @@ def _with_token_ids(settings: Mapping[str, Any], ids: Mapping[str, Any]) -> dict
     return found
 
 
-def _write_peft(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
+def _write_peft(output: Output, folder: Path, progress: Progress) -> Hashes:
     settings = adapter_settings(output.plan, output.base)
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     atomic_write_bytes(folder / SETTINGS, text.encode())
-    return write_safetensors(folder / WEIGHTS, output.plan.tensors, _metadata({}), progress)
+    return _write_tensors(folder / WEIGHTS, output.plan.tensors, {}, progress)
 
 
-def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
+def _write_run(output: Output, folder: Path, progress: Progress) -> Hashes:
     import jax
 
     from jaxformer.checkpoints import CheckpointFolder
@@ -220,11 +243,13 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
     except CheckpointError as error:
         raise read_back_error(folder / "checkpoints") from error
     _copy(output.companions, folder)
-    return {
-        name.removeprefix("parameters/"): what["sha256"]
-        for name, what in manifest["arrays"].items()
-        if name.startswith("parameters/")
-    }
+    return Hashes(
+        {
+            name.removeprefix("parameters/"): what["sha256"]
+            for name, what in manifest["arrays"].items()
+            if name.startswith("parameters/")
+        }
+    )
 
 
 def _copy(files: Mapping[str, Path], folder: Path) -> None:
@@ -238,8 +263,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-# Each writes a file, or into a folder, and returns the SHA-256 of every array.
-WRITERS: dict[Format, Callable[[Output, Path, Progress], dict[str, str]]] = {
+# Each writes a file, or into a folder.
+WRITERS: dict[Format, Callable[[Output, Path, Progress], Hashes]] = {
     "safetensors": _write_safetensors,
     "torch": _write_torch,
     "huggingface": _write_hugging_face,

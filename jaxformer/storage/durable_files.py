@@ -6,11 +6,13 @@ a temporary one (``is_temporary``).
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +29,7 @@ def atomic_write(
     size: int,
     write: Callable[[BinaryIO], None],
     check: Callable[[Path], None],
-) -> None:
+) -> str:
     """Writes a file that exists under its name only once all of it is on the disk and correct.
 
     It is read back from the disk before it is renamed. Whatever fails, the temporary file is
@@ -38,6 +40,9 @@ def atomic_write(
         size: about how many bytes it will have.
         write: writes it.
         check: reads it under its temporary name, and raises if it is not what was written.
+
+    Returns:
+        The SHA-256 of what the disk holds.
 
     Raises:
         ResourceError: the folder is missing, the disk is full or may not be written.
@@ -54,7 +59,9 @@ def atomic_write(
                 f"it needs {(size + SPARE_BYTES) / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are "
                 "free there; free some space or choose another disk",
             )
-        _write_and_rename(path, write, check)
+        found = _write_and_rename(path, write, functools.partial(_read_back, check))
+        assert found is not None
+        return found
     except OSError as error:
         reason = f"{error.strerror or error}; check the folder, its permissions and the space on "
         raise ResourceError.could_not("write", path, f"{reason}its disk") from error
@@ -105,9 +112,11 @@ def read_back_error(path: str | Path) -> ResourceError:
 def _write_and_rename(
     path: Path,
     write: Callable[[BinaryIO], None],
-    check: Callable[[Path], None] | None = None,
-) -> None:
+    check: Callable[[Path], str] | None = None,
+) -> str | None:
+    """Returns what ``check`` makes of the file under its temporary name."""
     temporary = temporary_path(path)
+    found = None
     try:
         with temporary.open("wb") as file:
             write(file)
@@ -117,13 +126,22 @@ def _write_and_rename(
             if check is not None and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if check is not None:
-            check(temporary)
+            found = check(temporary)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
     sync_path(path.parent)
+    return found
+
+
+def _read_back(check: Callable[[Path], None], temporary: Path) -> str:
+    """Checks a file, and hashes it meanwhile, so that the disk is read once."""
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(sha256_of_file, temporary)
+        check(temporary)
+        return whole.result()
 
 
 def temporary_path(path: Path) -> Path:

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
 from jaxformer.porting.formats import tensors as t
-from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.tensors import StoredTensor, Written
 from jaxformer.storage.durable_files import atomic_write, read_back_error
 from jaxformer.storage.local_files import LocalFile, safe_repr
 from jaxformer.storage.strict_json import parse_json
@@ -89,7 +89,7 @@ def write_safetensors(
     tensors: Mapping[str, StoredTensor],
     metadata: Mapping[str, str] | None = None,
     progress: Callable[[int], None] = lambda count: None,
-) -> dict[str, str]:
+) -> Written:
     """Writes a file one tensor at a time, and reads it back before it appears under its name.
 
     The format has no ties: tensors with the same storage are written once for each name.
@@ -101,7 +101,7 @@ def write_safetensors(
         progress: called after each tensor with its size in bytes.
 
     Returns:
-        The SHA-256 of each tensor's bytes, by name.
+        What was read back.
 
     Raises:
         ValueError: a name, a dtype or the metadata cannot be written in this format.
@@ -129,8 +129,8 @@ def write_safetensors(
             raise read_back_error(path)
 
     size = len(header) + sum(tensor.nbytes for tensor in tensors.values())
-    atomic_write(path, size, write, check)
-    return {name: digests[name] for name in tensors}
+    sha256 = atomic_write(path, size, write, check)
+    return Written({name: digests[name] for name in tensors}, sha256)
 
 
 def read_sharded(index_path: str | Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:

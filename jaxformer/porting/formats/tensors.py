@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -48,6 +48,19 @@ class StoredTensor:
         array = np.asarray(array)
         dtype = array.dtype.newbyteorder("=")
         return cls(array.shape, dtype, lambda: np.array(array, dtype, order="C"), storage)
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What a file was found to hold when it was read back.
+
+    Attributes:
+        digests: the SHA-256 of each tensor's bytes, by its name or place.
+        sha256: that of the whole file.
+    """
+
+    digests: Mapping[str, str]
+    sha256: str
 
 
 def as_bytes(array: np.ndarray) -> memoryview:

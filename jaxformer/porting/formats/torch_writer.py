@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxformer.porting.formats import tensors as t
 from jaxformer.porting.formats.plain_pickle import MAX_KEY
-from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.tensors import StoredTensor, Written
 from jaxformer.porting.formats.torch_archive import MAX_PICKLE_BYTES
 from jaxformer.porting.formats.torch_dtypes import DTYPES, STORAGES
 from jaxformer.porting.formats.torch_files import read_torch_file
@@ -33,7 +33,7 @@ def write_torch_file(
     path: str | Path,
     tree: Any,
     progress: Callable[[int], None] = lambda count: None,
-) -> dict[str, str]:
+) -> Written:
     """Writes a file that ``torch.load(path, weights_only=True)`` opens, mapped or not.
 
     Tensors with the same storage share one in the file. The file is read back and compared before
@@ -46,7 +46,7 @@ def write_torch_file(
         progress: called after each storage with its size in bytes.
 
     Returns:
-        The SHA-256 of each tensor's bytes, by its place, such as ``model/lm_head.weight``.
+        What was read back; the place of a tensor is such as ``model/lm_head.weight``.
 
     Raises:
         ValueError: the tree holds something else, is nested too deeply, or ties tensors that
@@ -94,8 +94,8 @@ def write_torch_file(
             raise read_back_error(path)
 
     size = sum(tensor.nbytes + ENTRY_BYTES for tensor, _ in pickler.storages)
-    atomic_write(path, len(data) + size, write, check)
-    return dict(expected())
+    sha256 = atomic_write(path, len(data) + size, write, check)
+    return Written(dict(expected()), sha256)
 
 
 class _Pickler:
