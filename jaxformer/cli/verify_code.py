@@ -155,7 +155,8 @@ def _naming_errors(what: str) -> Iterator[None]:
     """Makes an error of the user's code say which code that is.
 
     Raises:
-        UsageError: the code raised an error which is neither jaxformer's own nor lack of memory.
+        UsageError: the code raised an error which is neither jaxformer's own nor lack of memory, or
+            ended the program.
     """
     from jaxformer.parity.words import name_error
 
@@ -167,6 +168,9 @@ def _naming_errors(what: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise UsageError(f"{what} raised {name_error(error)}") from error
+    except SystemExit as error:
+        # Its code would be taken for the verdict.
+        raise UsageError(f"{what} ended the program: SystemExit({error.code!r})") from error
 
 
 def _function(name: str, flag: str) -> Callable[..., Any]:

@@ -9,6 +9,8 @@ import pytest
 from jaxformer.cli.main import main
 
 MODELS = """
+import sys
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -49,6 +51,14 @@ def compiled(reference):
 
 def broken():
     raise RuntimeError("no weights here\\nat all")
+
+
+def ended():
+    raise SystemExit(0)
+
+
+def ending():
+    return lambda params, x: sys.exit(0), {"w": jnp.ones(3)}
 
 
 def nothing():
@@ -145,6 +155,8 @@ def test_a_page_that_cannot_be_written(folder, capsys):
         (("named",), 2, "--jax made_models:named: the parameter act of the candidate is no array"),
         (("transposed",), 2, "the inputs do not fit the candidate: TypeError: dot_general"),
         (("incomplete",), 2, "the candidate raised KeyError: 'b' at "),
+        (("ended",), 2, "--jax made_models:ended ended the program: SystemExit(0)"),
+        (("ending",), 2, "the candidate ended the program: SystemExit(0)"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_line(folder, capsys, arguments, code, words):

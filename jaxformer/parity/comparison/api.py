@@ -28,7 +28,6 @@ def compare(
     torch_module: Any,
     candidate: Any = None,
     inputs: Any = (),
-    *,
     jax_inputs: Any = None,
     **options: Any,
 ) -> Report:

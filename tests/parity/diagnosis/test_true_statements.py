@@ -306,3 +306,60 @@ def test_of_two_equal_values_the_later_one_is_what_the_reference_computes_later(
     path, _, line = cause.jax_source.rpartition(":")
     assert "columns =" in Path(path).read_text().splitlines()[int(line) - 1]
     assert "(number 2 of 4); it must read number 4 of them" in cause.diagnosis
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = torch.nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attention_that_drops(params, x):
+    q, k, v = jnp.split(x @ params["qkv.weight"].T + params["qkv.bias"], 3, -1)
+    scores = jnp.where(np.tri(x.shape[-2], dtype=bool), q @ k.swapaxes(-1, -2) / 4, -jnp.inf)
+    weights = jax.nn.softmax(scores)
+    keep = jax.random.bernoulli(jax.random.key(0), 0.8, weights.shape)
+    return jnp.where(keep, weights / 0.8, 0) @ v
+
+
+def test_weights_that_are_dropped_are_no_mask():
+    module = Attention()
+    arrays = {name: array.detach().numpy() for name, array in module.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 6, 16)).astype(np.float32)
+    report = compare(module, (attention_that_drops, arrays), x)
+    assert report.verdict == "bug"
+    assert not any("mask" in cause.diagnosis for cause in report.root_causes)
+
+
+class Distances(torch.nn.Module):
+    """A bias by the logarithm of how far tokens are apart, as T5's buckets have it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        places = torch.arange(6)
+        far = (places[:, None] - places).abs().to(x.dtype)
+        return x + self.weight * torch.where(far < 1, far, torch.log(far / 4))
+
+
+def test_infinities_that_no_softmax_reads_are_no_mask():
+    def port(params, x):
+        places = jnp.arange(6)
+        far = jnp.abs(places[:, None] - places).astype(x.dtype)
+        logs = jnp.log(jnp.maximum(far, 1) / 5)
+        return x + params["weight"] * jnp.where(far < 1, far, logs)
+
+    module = Distances()
+    arrays = {"weight": module.weight.detach().numpy()}
+    x = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+    report = compare(module, (port, arrays), x)
+    assert report.verdict == "bug"
+    assert not any("mask" in cause.diagnosis for cause in report.root_causes)

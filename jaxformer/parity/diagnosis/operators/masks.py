@@ -10,6 +10,8 @@ from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 
+# Scores below it are hidden.
+LOWEST = -1e4
 # Comparisons that a mask may be made of, with their signs.
 COMPARISONS: dict[str, tuple[str, Callable[..., np.ndarray]]] = {
     "lt": ("<", np.less), "le": ("<=", np.less_equal),
@@ -27,8 +29,14 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     if not all((array < INFINITE).all() for array in (own, right)):
         # A mask makes no number NaN, and none infinitely large.
         return _not_finite(own, right)
-    is_softmax = _is_of_softmax(divergence.value)
-    hidden, wanted = (_hidden(array, is_softmax) for array in (own, right))
+    if any(map(_has_hidden_scores, (own, right))):
+        if not any(map(_reaches_softmax, (divergence.value, divergence.reference_value))):
+            return _not_finite(own, right)
+        hidden, wanted = (~(array > LOWEST) for array in (own, right))
+    elif _is_of_softmax(divergence.value) and all(map(_are_weights, (own, right))):
+        hidden, wanted = own == 0, right == 0
+    else:
+        return None
     if not (hidden.any() or wanted.any()) or (hidden == wanted).all():
         return None
     mask = _last_mask(divergence)
@@ -92,24 +100,41 @@ def _other_filling(divergence: Divergence) -> Diagnosis | None:
             continue
         for value in operator.inputs[1:]:
             number = value.data.flat[0] if value.is_constant and value.size else np.nan
-            if number > -1e4 and (value.data == number).all():
+            if number > LOWEST and (value.data == number).all():
                 text = f"the mask is right, but {number:g} is too large a number for hidden scores"
                 return Diagnosis(text, operator)
     return None
 
 
-def _hidden(array: np.ndarray, is_softmax: bool) -> np.ndarray:
-    """Returns the entries that are zero, or as low as a masked score.
+def _has_hidden_scores(array: np.ndarray) -> bool:
+    """Returns whether some numbers are as low as a masked score."""
+    return bool((array < LOWEST).any() or not np.isfinite(array).all())
 
-    Args:
-        array: scores or weights.
-        is_softmax: whether a softmax made it. Splines have zeros and the sum 1 too, and no mask.
+
+def _are_weights(array: np.ndarray) -> bool:
+    """Returns whether each row may be the weights of a softmax; with some dropped it is not."""
+    return bool((array >= 0).all() and np.allclose(array.sum(-1), 1))
+
+
+def _reaches_softmax(start: Value) -> bool:
+    """Returns whether e is raised to a value, or to what is made of all its numbers.
+
+    Splines and logarithms of distances are infinite too, and no mask.
     """
-    if (array < -1e4).any() or not np.isfinite(array).all():
-        return ~(array > -1e4)
-    # Other numbers may be zero too: these are weights.
-    is_weights = is_softmax and (array >= 0).all() and np.allclose(array.sum(-1), 1)
-    return (array == 0) if is_weights else np.zeros(array.shape, bool)
+    waiting = [start]
+    seen = {start}
+    for value in waiting:
+        for reader in value.consumers:
+            if reader.name == "exp" or "softmax" in reader.name or "attention" in reader.name:
+                return True
+            new = [
+                made
+                for made in reader.outputs
+                if made.size >= start.size and made.dtype.kind == "f" and made not in seen
+            ]
+            waiting += new
+            seen.update(new)
+    return False
 
 
 def _is_of_softmax(end: Value) -> bool:

@@ -48,6 +48,7 @@ class Anchors:
         arrays: of values of the candidate that were put right, or depend on one that was.
         pinned: values that have the reference's numbers in place of their own.
         tables: constants in float32.
+        unknown: paths of parameters of the candidate whose numbers the reference does not have.
         largest_error: the largest difference of an anchor, of scale.
     """
 
@@ -60,6 +61,7 @@ class Anchors:
         self.arrays: dict[int, Any] = {}
         self.pinned: set[int] = set()
         self.tables: list[Table] = []
+        self.unknown: set[str] = set()
         self.largest_error = 0.0
 
     def array(self, value: Value) -> Any:

@@ -22,6 +22,13 @@ from jaxformer.parity.words import apart
 
 # Two arrays whose numbers differ by less than this share of their size are the same parameter.
 RELATED = 0.5
+# Of the numbers of a parameter that was computed from others, so many differ from those of its
+# nearest relative; where only float32's rounding does it, fewer.
+MOST_DIFFER, SOME_DIFFER = 0.9, 0.1
+# Factors that are no further apart than this share of them are one.
+ONE_FACTOR = 1e-5
+# How far float32 brings what is computed in a few operations, of its largest number.
+COMPUTED_ALLOWED = 4 * ROUNDOFF["float32"]
 # Entries that are named one by one.
 MOST_ENTRIES = 8
 
@@ -110,6 +117,9 @@ def match_parameters(
             unmatched.append(name)
             continue
         source, layout = relative
+        if _is_computed(targets[name], layout.apply(sources[source].astype(np.float64))):
+            unmatched.append(name)
+            continue
         missing.remove(source)
         wrong.append(_describe(name, targets[name], source, sources[source], layout))
     held = Parts({n: targets[n] for n in unmatched} if missing else {})
@@ -171,6 +181,43 @@ def _nearest(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> tuple[str,
     return None if best is None else (best[1], best[2])
 
 
+def _is_computed(array: np.ndarray, near: np.ndarray) -> bool:
+    """Returns whether a parameter is no copy of its nearest relative, but was computed from it.
+
+    A conversion may fold a scale of each row into a matrix and into its bias. Then nearly all
+    numbers differ, and not by one factor. Or it may compute in float32 what the reference computes
+    each time: then they differ by no more than rounding.
+
+    Args:
+        array: the parameter of the candidate.
+        near: its relative in the reference, float64, in the candidate's layout.
+    """
+    share = float((array != near).mean())
+    far = float(np.abs(array - near).max())
+    if far <= COMPUTED_ALLOWED * float(np.abs(near).max()):
+        return share > SOME_DIFFER
+    if share < MOST_DIFFER:
+        return False
+    factors = np.ones(array.shape)
+    np.divide(array, near, out=factors, where=near != 0)
+    if _are_one(factors[near != 0]):
+        return False
+    return array.ndim == 1 or any(
+        all(
+            _are_one(line[known])
+            for line, known in zip(
+                np.moveaxis(factors, axis, 0), np.moveaxis(near != 0, axis, 0), strict=True
+            )
+        )
+        for axis in range(array.ndim)
+    )
+
+
+def _are_one(factors: np.ndarray) -> bool:
+    """Returns whether some factors are one number in float32."""
+    return not factors.size or bool(np.ptp(factors) <= ONE_FACTOR * abs(factors.mean()))
+
+
 def _describe(
     name: str, array: np.ndarray, source_name: str, source: np.ndarray, layout: Layout
 ) -> WrongParameter:
@@ -187,7 +234,7 @@ def _describe(
             break
     else:
         ratio = array[wanted != 0] / wanted[wanted != 0]
-        if ratio.size and np.ptp(ratio) < 1e-5 * abs(ratio.mean()):
+        if ratio.size and _are_one(ratio):
             message = f"it is {apart(float(ratio.mean()), 1.0)} times the reference's"
     return WrongParameter(name, source_name, message, float(far.max()), layout, share)
 

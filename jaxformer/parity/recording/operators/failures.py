@@ -48,6 +48,9 @@ def naming_failures(
         if raised is None:
             raise
         raise UsageError(_describe(side, raised, args, kwargs)) from raised
+    except SystemExit as error:
+        # Its code would be taken for the verdict.
+        raise UsageError(f"the {side} ended the program: SystemExit({error.code!r})") from error
 
 
 def raised_by_candidate(error: Exception) -> Exception | None:

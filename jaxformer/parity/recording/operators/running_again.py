@@ -51,9 +51,12 @@ def run_again(
         for place, value in enumerate(operator.outputs):
             if value.index in given:
                 continue
-            if made is None:
+            # Of other numbers fewer experts may have tokens, and then fewer arrays are made.
+            if made is None or place >= len(made):
                 lacking.add(value.index)
-            arrays[value.index] = _unknown(value) if made is None else made[place]
+                arrays[value.index] = _unknown(value)
+            else:
+                arrays[value.index] = made[place]
     for operator in operators:
         for value in operator.outputs:
             array = arrays.get(value.index)

@@ -1,6 +1,6 @@
 """What float32 does to the constants of a segment: its numbers and its tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,36 +19,51 @@ DRAWS = 2
 
 
 def constant_rounding(
-    operators: Sequence[Operator], end: Value, arrays: Mapping[int, Any]
+    operators: Sequence[Operator],
+    end: Value,
+    arrays: Mapping[int, Any],
+    unknown: Collection[str] = (),
 ) -> float:
     """Returns how far the end of a segment moves where its constants are rounded to float32.
 
-    Numbers such as 0.7978846, and tables of positions, may have been computed in float32 before the
+    Numbers such as 0.7978846, tables of positions, and parameters that a conversion has computed
+    (one plus a norm's weight, a matrix times a scale), may have been computed in float32 before the
     model saw them. A difference of this size says nothing of the model.
 
     Args:
         operators: of the segment, in order.
         end: what they compute.
         arrays: what takes the place of some values, by index.
+        unknown: paths of parameters whose numbers the other side does not have.
     """
-    before, moved = rounded_ends(operators, end, arrays)
+    before, moved = rounded_ends(operators, end, arrays, unknown)
     moves = [distance(after, before) for after in moved]
     return 2 * max((far for far in moves if np.isfinite(far)), default=0.0)
 
 
 def rounded_ends(
-    operators: Sequence[Operator], end: Value, arrays: Mapping[int, Any]
+    operators: Sequence[Operator],
+    end: Value,
+    arrays: Mapping[int, Any],
+    unknown: Collection[str] = (),
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the end of a segment, and what it is with its constants rounded in some ways."""
+    """Returns the end of a segment, and what it is with its constants rounded in some ways.
+
+    Arguments as in ``constant_rounding``.
+    """
     made = {value.index for operator in operators for value in operator.outputs}
     read = {v.index: v for operator in operators for v in operator.inputs if v.index not in made}
-    constants = [v for v in read.values() if v.is_constant and _may_be_rounded(v.data)]
+    constants = [
+        v for v in read.values() if (v.is_constant or v.name in unknown) and _may_be_rounded(v.data)
+    ]
     known = {i: arrays[i] for i in read if i in arrays}
     before = run_again(operators, known).get(end.index, end.data)
     random = np.random.default_rng(0)
     found = []
     for _ in range(DRAWS if constants else 0):
-        moved = {v.index: _moved(arrays.get(v.index, v.data), random) for v in constants}
+        moved = {
+            v.index: _moved(arrays.get(v.index, v.data), v.is_constant, random) for v in constants
+        }
         found.append(run_again(operators, known | moved).get(end.index, before))
     return before, found
 
@@ -63,11 +78,15 @@ def _may_be_rounded(array: np.ndarray) -> bool:
     return bool((mantissa != np.round(mantissa)).any())
 
 
-def _moved(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Returns an array with an error at each number: of its own size, or of that of a table."""
+def _moved(array: np.ndarray, is_constant: bool, random: np.random.Generator) -> np.ndarray:
+    """Returns an array with an error at each number: of its own size, or of that of a table.
+
+    The angles of a table grow with its positions, and so do their errors. What is computed of
+    parameters has the errors of a few products, and a vector, such as a bias, those of a sum.
+    """
     signs = random.choice([-1.0, 1.0], array.shape)
-    if array.size == 1:
-        return array * (1 + 2 * ROUNDOFF["float32"] * signs)
-    finite = is_finite(array)
-    step = TABLE_ALLOWED * max(array.shape) * largest(array)
-    return np.where(finite, array + step * signs, array)
+    few = 2 * ROUNDOFF["float32"]
+    if array.size == 1 or (array.ndim > 1 and not is_constant):
+        return array * (1 + few * signs)
+    step = (TABLE_ALLOWED * max(array.shape) if is_constant else few) * largest(array)
+    return np.where(is_finite(array), array + step * signs, array)

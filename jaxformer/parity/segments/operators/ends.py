@@ -216,7 +216,7 @@ def allowed_left(
     """
     exact, scale = rounding_allowed(wanted.data), largest(wanted.data)
     near = nearest_layout(wanted.data, anchors.array(value), is_plain=True)
-    rounded = constant_rounding(operators, value, anchors.arrays_before(operators))
+    rounded = constant_rounding(operators, value, anchors.arrays_before(operators), anchors.unknown)
     is_small = near is None or rounded <= REMAINS * near[1] * scale
     return exact + rounded if is_small else exact
 

@@ -58,7 +58,6 @@ class Walk(Anchors):
         own_checked: operators of the candidate whose counterpart was compared.
         own_expected: operators of the candidate that read a parameter.
         remarks: what a reader should know of how the results were compared.
-        unknown: paths of parameters of the candidate whose numbers the reference does not have.
         missing: paths of parameters of the reference whose numbers the candidate does not have.
         partly: of those of them that it has most of, which entries it does not have.
         extra_calls: operators of the candidate that read a weight, and have no counterpart because
@@ -81,7 +80,6 @@ class Walk(Anchors):
         self.own_checked: set[int] = set()
         self.own_expected: set[int] = set()
         self.remarks: list[str] = []
-        self.unknown: set[str] = set()
         self.missing: set[str] = set()
         self.partly: Mapping[str, str] = {}
         self.extra_calls: dict[int, OtherCount] = {}
@@ -227,6 +225,7 @@ class Walk(Anchors):
     def _rounding_of_constants(self, value: Value, wanted: Value) -> float:
         """Returns how far apart constants in float32 may bring a value and the reference's.
 
+        What a conversion has computed counts too: a parameter that the reference does not have.
         Tables that were put right count too: a candidate may make them once for the queries and
         once more for the keys, and of the second ones the reference has no own.
         """
@@ -234,7 +233,7 @@ class Walk(Anchors):
         reference_own, _ = region_before(
             [wanted], lambda v: v.index in self.reached and not v.is_table
         )
-        return constant_rounding(own, value, self.arrays) + constant_rounding(
+        return constant_rounding(own, value, self.arrays, self.unknown) + constant_rounding(
             reference_own, wanted, {}
         )
 
