@@ -209,6 +209,7 @@ def test_the_plans_that_are_shown_fit(command):
         (["--batch-size", 10, "--devices", 4], 9, ["use 8 or 12"]),
         (["--devices", 99], 9, ["this process has 8"]),
         (["--data", "nowhere.txt"], 2, ["does not exist"]),
+        (["--no-causal"], 2, ["needs a causal model"]),
     ],
 )
 def test_what_training_refuses_is_refused(refuse, flags, code, words):
