@@ -102,6 +102,7 @@ def test_the_entry_points_are_the_same_command():
         ("--ignore head", ["--ignore goes with --init-from"]),
         ("--cast", ["--cast goes with --init-from or --resume"]),
         ("--tracker nosuch", ["nosuch", "tensorboard"]),
+        ("--head-dim 3 --positions rotary", ["an even number of a head's dimensions: got 3"]),
         ("--no-causal", ["training on the next token needs a causal model", "causal=False"]),
         ("--lora_alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
         ("--preset=no_pe", ["--preset no_pe is unknown"]),
