@@ -104,6 +104,7 @@ def test_the_entry_points_are_the_same_command():
         ("--tracker nosuch", ["nosuch", "tensorboard"]),
         ("--head-dim 3 --positions rotary", ["an even number of a head's dimensions: got 3"]),
         ("--no-causal", ["training on the next token needs a causal model", "causal=False"]),
+        ("--lora-rank 4", ["--lora-rank trains adapters alone", "name it with --init-from"]),
         ("--lora_alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
         ("--preset=no_pe", ["--preset no_pe is unknown"]),
         ("--lora-alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
