@@ -77,6 +77,13 @@ class TransformerConfig(Settings):
                 "d_model must be divisible by num_heads where head_dim is not given: got "
                 f"d_model={self.d_model}, num_heads={num_heads}"
             )
+        turned = int(self.rotary_width * self.position.rotary.rotary_fraction)
+        if self.position.positions == "rotary" and (turned < 2 or turned % 2):
+            raise ValueError(
+                "positions='rotary' turns an even number of a head's dimensions: got "
+                f"{turned}, of head_dim={self.rotary_width}, "
+                f"rotary_fraction={self.position.rotary.rotary_fraction}"
+            )
         latent = self.attention.latent
         if latent.latent_width is not None and self.position.positions != "rotary":
             raise ValueError(

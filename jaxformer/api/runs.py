@@ -21,7 +21,13 @@ from jaxformer.training.config import TrainConfig
 from jaxformer.training.config_files import read_toml
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.logging.metrics import Tracker, read_metrics
-from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning, fit_vocabulary
+from jaxformer.training.presets import (
+    PRESETS,
+    check_adapters,
+    check_tokenizer,
+    fine_tuning,
+    fit_vocabulary,
+)
 from jaxformer.training.resume_checks import check_settings
 from jaxformer.training.run_folder import stored_config, stored_vocabulary
 
@@ -156,6 +162,8 @@ def train(
     except ValueError as error:
         raise UsageError(str(error)) from None
     tokenizer = None
+    if before is None and start is None:
+        check_adapters(final)
     if before is not None:
         check_settings(before, final)
         started, vocabulary = stored_vocabulary(folder)

@@ -110,6 +110,11 @@ def _first_complaint(complaint: str, program: str) -> str:
     wrong = re.fullmatch(r"(\S+): no type matching (\S+) could be .* from \['(.*)'\]", message)
     if wrong is not None:
         message = f"{wrong[1]} must be {wrong[2]}: got {wrong[3]}"
+    whole = re.fullmatch(r"(\S+): invalid literal for int\(\) with base 10: '(.*)'", message)
+    if whole is None:
+        whole = re.fullmatch(r"(\S+) must be \{None\}\|INT: got (.*)", message)
+    if whole is not None:
+        message = f"{whole[1]} must be a whole number, such as 1000: got '{whole[2]}'"
     similar = [p for p in paragraphs if p.startswith(("Perhaps you meant", "Arguments similar"))]
     flags = re.findall(r"(?<!\S)--[\w-]+(?= |,|$)", " ".join(p.partition(":")[2] for p in similar))
     hint = f"; did you mean {' or '.join(dict.fromkeys(flags))}?" if flags else ""
@@ -209,9 +214,10 @@ def join_mixture(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     for source in sources:
         if MIXED.fullmatch(source) is None or ", " in source:
+            lack = "has no share that is a plain number" if ":" in source else "has no share"
             raise UsageError(
-                f"several --data are mixed, and --data {source} has no share: give each one, such "
-                "as --data A:0.7 --data B:0.3"
+                f"several --data are mixed, and --data {source} {lack}: give each one, such as "
+                "--data A:0.7 --data B:0.3"
             )
     return [*kept, "--data", ", ".join(sources)]
 

@@ -33,7 +33,7 @@ from jaxformer.cli.starting import read_start
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import PairTrainConfig, TrainConfig
-from jaxformer.training.presets import check_tokenizer, fit_vocabulary
+from jaxformer.training.presets import check_adapters, check_tokenizer, fit_vocabulary
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -251,6 +251,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
             tokenizer = tokenizer_in(out, vocabulary)
 
     if not resume and start is None:
+        check_adapters(config)
         check_tokenizer(preset, config)
         if peek(arguments, "--vocab-size") is None and options.config_file is None:
             config = fit_vocabulary(preset, config)

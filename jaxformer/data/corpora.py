@@ -158,8 +158,8 @@ def _read_text(path: Path, encoding: str) -> str:
             f"{path} has a NUL at position {text.index(chr(0))} and is no text: if it holds ids of "
             "tokens, give its folder, ",
             Setting("data"),
-            f" {path.parent}; name a text's encoding with ",
-            Setting("encoding"),
+            f" {path.parent}",
+            *(("; name a text's encoding with ", Setting("encoding")) if utf_8 else ()),
         )
     return text.replace("\r\n", "\n")
 

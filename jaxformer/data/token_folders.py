@@ -103,8 +103,8 @@ def mix_tokens(parts: Sequence[tuple[TokenCorpus, float]]) -> TokenMixture:
     for other, _ in parts[1:]:
         if (other.tokenizer_sha256, other.vocab_size) != (first.tokenizer_sha256, first.vocab_size):
             raise TextError(
-                f"{first.name} and {other.name} cannot be mixed: their ids were made by other "
-                f"tokenizers ({_describe(first)}, and {_describe(other)})"
+                f"{first.name} and {other.name} cannot be mixed: their ids were made by "
+                f"different tokenizers ({_describe(first)}, and {_describe(other)})"
             )
     total = sum(share for _, share in parts)
     return TokenMixture(tuple((part, share / total) for part, share in parts))

@@ -97,7 +97,7 @@ def read_run(folder: Path) -> RunSummary:
     made = max((record["step"] for record in records), default=0)
     if is_in_use(folder):
         state = "training"
-    elif made >= config.steps and (saved is None or saved >= config.steps):
+    elif made >= config.steps and saved is not None and saved >= config.steps:
         state = "done"
     elif any(_step_of(path) >= made for path in folder.glob("divergence-*.json")):
         state = "diverged"

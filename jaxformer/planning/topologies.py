@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxformer.errors import DeviceError
+from jaxformer.errors import UsageError
 from jaxformer.hardware.accelerators import ACCELERATORS, Accelerator
 
 # A ring of a torus closes at this many chips on v5e and v6e; elsewhere where every dimension is a
@@ -32,20 +32,20 @@ class Topology:
         """Returns the topology of a name such as ``v5e:4x4``, ``v5p:2x2x1`` or ``H100:64``.
 
         Raises:
-            DeviceError: there is no such kind, or the shape is not one of its slices.
+            UsageError: there is no such kind, or the shape is not one of its slices.
         """
         kind, _, shape = name.partition(":")
         found = next((a for a in ACCELERATORS if a.name.lower() == kind.lower()), None)
         if found is None:
             known = ", ".join(a.name for a in ACCELERATORS)
-            raise DeviceError(f"--topology {name}: there is no {kind}; choose among {known}")
+            raise UsageError(f"--topology {name}: there is no {kind}; choose among {known}")
         dimensions = 0 if found.links is None else found.links.dimensions
         if not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5})*", shape):
             example = "x".join("2" * (dimensions or 1)) if dimensions else "8"
-            raise DeviceError(f"--topology {name}: say how many, such as {found.name}:{example}")
+            raise UsageError(f"--topology {name}: say how many, such as {found.name}:{example}")
         sizes = tuple(int(size) for size in shape.split("x"))
         if len(sizes) != max(dimensions, 1):
-            raise DeviceError(
+            raise UsageError(
                 f"--topology {name}: a slice of {found.name} has {dimensions} dimensions"
                 if dimensions
                 else f"--topology {name}: {found.name} is counted, such as {found.name}:8"

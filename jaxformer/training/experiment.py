@@ -134,8 +134,12 @@ class Experiment:
         Raises:
             TextError: a split is shorter than a window, or holds what the tokenizer does not know.
             UsageError: the vocabulary does not fit ``model.vocab_size``, there are two tokenizers,
-                or the state to start from is that of another optimizer.
+                the state to start from is that of another optimizer, or the model is not causal.
         """
+        if not config.model.causal:
+            raise UsageError(
+                "training on the next token needs a causal model: leave out causal=False"
+            )
         files: Mapping[str, Path | bytes] = {} if start is None else start.files
         if start is not None and start.optimizer not in (None, config.optimizer.optimizer):
             raise UsageError(

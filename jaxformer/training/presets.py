@@ -248,6 +248,20 @@ def check_tokenizer(preset: str, config: TrainConfig) -> None:
         )
 
 
+def check_adapters(config: TrainConfig) -> None:
+    """Checks that a new run from random weights trains no adapters, which would leave them so.
+
+    Raises:
+        UsageError: it does.
+    """
+    if config.model.lora.lora_rank is not None:
+        raise UsageError(
+            Setting("lora_rank"),
+            " trains adapters alone, beside the weights of a model: name it with ",
+            Setting("init_from"),
+        )
+
+
 def fit_vocabulary(preset: str, config: TrainConfig) -> TrainConfig:
     """Returns the settings of a preset for tokens without its own vocabulary.
 

@@ -74,7 +74,8 @@ def test_the_entry_points_are_the_same_command():
         ("--steps -5", ["steps must be positive: got -5"]),
         ("--steps abc", ["--steps", "'abc'"]),
         ("--steps", ["--steps"]),
-        ("--steps 1.5", ["--steps", "'1.5'"]),
+        ("--steps 1.5", ["--steps must be a whole number", "'1.5'"]),
+        ("--block-size 1e3", ["--block-size must be a whole number", "'1e3'"]),
         ("--learning-rate inf", ["learning_rate must be finite: got inf"]),
         ("--learning-rate nan", ["learning_rate must be finite: got nan"]),
         ("--learning-rate -1", ["learning_rate must be positive: got -1"]),
@@ -102,6 +103,9 @@ def test_the_entry_points_are_the_same_command():
         ("--ignore head", ["--ignore goes with --init-from"]),
         ("--cast", ["--cast goes with --init-from or --resume"]),
         ("--tracker nosuch", ["nosuch", "tensorboard"]),
+        ("--head-dim 3 --positions rotary", ["an even number of a head's dimensions: got 3"]),
+        ("--no-causal", ["training on the next token needs a causal model", "causal=False"]),
+        ("--lora-rank 4", ["--lora-rank trains adapters alone", "name it with --init-from"]),
         ("--lora_alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
         ("--preset=no_pe", ["--preset no_pe is unknown"]),
         ("--lora-alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
@@ -154,6 +158,13 @@ def test_encodings_that_do_not_fit_are_refused(refuse, tmp_path, encoding, code,
     path = tmp_path / "bad.txt"
     path.write_bytes(b"+2AA-" * 200 if encoding == "utf-7" else b"+2AA-\xff" * 200)
     refuse(train_arguments(path, "out", "--encoding", encoding), code, *words)
+
+
+def test_a_binary_file_with_an_encoding_is_not_told_to_name_one(refuse, tmp_path):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"\0bad" * 200)
+    line = refuse(train_arguments(path, "out", "--encoding", "latin-1"), 3, "is no text")
+    assert "--encoding" not in line
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "U8", "utf_8"])

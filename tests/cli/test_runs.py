@@ -15,8 +15,8 @@ from tests.support.tiny import ROOT
 CONFIG = dataclasses.replace(PRESETS["nano"](), steps=4)
 
 
-def make_run(folder, losses=(), **settings):
-    """The folder of a run with an evaluation after every step, and no checkpoint."""
+def make_run(folder, losses=(), saved=None, **settings):
+    """The folder of a run with an evaluation after every step; without ``saved``, no checkpoint."""
     folder.mkdir(parents=True)
     config = dataclasses.replace(CONFIG, **settings)
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
@@ -24,6 +24,10 @@ def make_run(folder, losses=(), **settings):
         for step, loss in enumerate(losses, 1):
             record = {"step": step, "train_loss": loss, "tokens_per_second": 1000.0 * step}
             file.write(f"{json.dumps(record)}\n{json.dumps({'step': step, 'val_loss': loss})}\n")
+    if saved is not None:
+        checkpoint = folder / "checkpoints" / str(saved)
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "MANIFEST.json").write_text("{}")
     return folder
 
 
@@ -49,15 +53,14 @@ def test_a_real_run_is_done(whole, capsys):
 
 def test_states(tmp_path, capsys):
     runs = tmp_path / "runs"
-    make_run(runs / "a" / "done", [3, 1, 1.5, 2])
+    make_run(runs / "a" / "done", [3, 1, 1.5, 2], saved=4)
     make_run(runs / "a" / "new")
     diverged = make_run(runs / "diverged", [3, None])
     (diverged / "divergence-2.json").write_text("{}")
     make_run(runs / "stopped", [3, 2])
     # Its last step could not be saved.
-    saved = make_run(runs / "unsaved", [3, 2, 1, 1]) / "checkpoints" / "3"
-    saved.mkdir(parents=True)
-    (saved / "MANIFEST.json").write_text("{}")
+    make_run(runs / "unsaved", [3, 2, 1, 1], saved=3)
+    make_run(runs / "without checkpoints", [3, 2, 1, 1])
     training = make_run(runs / "training", [3])
     (runs / "no run").mkdir()
     with (training / ".lock").open("w") as lock:
@@ -70,6 +73,7 @@ def test_states(tmp_path, capsys):
         "stopped": "stopped",
         "training": "training",
         "unsaved": "stopped",
+        "without checkpoints": "stopped",
     }
     assert (found[0]["best_step"], found[0]["best_val_loss"]) == (2, 1)
     assert found[0]["tokens_per_second"] == 2500

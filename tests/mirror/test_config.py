@@ -93,6 +93,9 @@ def test_zero_is_refused_where_it_makes_no_sense(cls, name):
     [
         (TransformerLMConfig, {"num_heads": 5}, "d_model=12, num_heads=5"),
         (TransformerLMConfig, {"num_kv_heads": 3}, "num_heads=4, num_kv_heads=3"),
+        (TransformerLMConfig, {"positions": "rotary"}, "an even number .* got 3, of head_dim=3"),
+        (TransformerLMConfig, {"positions": "rotary", "head_dim": 4, "rotary_fraction": 0.3},
+         "got 1, of head_dim=4, rotary_fraction=0.3"),
         (TransformerLMConfig, {"residual_dropout": 1.0}, r"residual_dropout must be in \[0, 1\)"),
         (TransformerLMConfig, {"rotary_fraction": 1.5}, "rotary_fraction"),
         (TransformerLMConfig, {"activation": "swish"}, "activation must be one of .*: got 'swish'"),

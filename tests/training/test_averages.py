@@ -96,5 +96,5 @@ def test_the_noise_scale_is_measured_where_it_is_wanted(text):
 
 
 def test_the_noise_scale_needs_parts(text, capsys):
-    assert train(text, "run", "--noise-scale") == 9
+    assert train(text, "run", "--noise-scale") == 2
     assert "give --accumulation 2 or more" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import os
 
 import jax
 
-from jaxformer.errors import DeviceError, Setting
+from jaxformer.errors import DeviceError, Setting, UsageError
 from jaxformer.training.config import TrainConfig
 
 # In d_model. At 128 two CPU devices make a step 1.1 times as fast as one that shares each product
@@ -49,7 +49,7 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
 
 def _divides(config: TrainConfig, devices: int) -> bool:
     """Whether mesh and batch divide over so many devices; where nothing does, one is as good."""
-    with contextlib.suppress(DeviceError):
+    with contextlib.suppress(DeviceError, UsageError):
         check_devices(config, devices)
         return True
     return devices == 1
@@ -59,14 +59,14 @@ def check_devices(config: TrainConfig, count: int) -> None:
     """Checks that the mesh and the batch divide over so many devices.
 
     Raises:
-        DeviceError: they do not; the message names the numbers that do. Or there is one gradient
-            a step where the noise scale needs several.
+        DeviceError: they do not; the message names the numbers that do.
+        UsageError: there is one gradient a step where the noise scale needs several.
     """
     check_mesh(count, config.fsdp, config.tensor, config.expert)
     check_batch_size(config.batch_size, config.accumulation, count, config.tensor)
     parts = config.accumulation * (count if config.strategy == "pmap" else 1)
     if config.optimizer.noise_scale and parts == 1:
-        raise DeviceError(
+        raise UsageError(
             Setting("noise_scale"),
             " compares a step's gradient with those of its parts: give ",
             Setting("accumulation"),
