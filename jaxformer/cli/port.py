@@ -195,6 +195,12 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
         rows["optimizer"] = "left out" + ("" if target.weights_only else f": {reason}")
     elif raw.unread_optimizer:
         rows["optimizer"] = f"left out: {raw.unread_optimizer}"
+    if target.format == "trainer":
+        steps = [f"{k}={v}" for k, v in output.trainer_settings.items() if k.endswith("_steps")]
+        rows["trainer"] = (
+            f"trainer_state.json has {', '.join(steps)}, which the Trainer takes in place of its "
+            "arguments: set them there"
+        )
     if raw.unread:
         rows["not read"] = f"{_describe_names(raw.unread)}, beside the weights"
     if output.vocabulary is not None:

@@ -153,19 +153,22 @@ class Checkpoint:
         """Returns the dialect and class that the arrays came from, and their order there.
 
         A run remembers where it was ported from, or what it was fine-tuned from; also the settings
-        of a config.json that go by no other name here.
+        of a config.json that go by no other name here, and those of a Trainer's folder.
 
         Args:
             plan: what ``plan`` returned.
         """
         if plan.origin.dialect.name == "jaxformer":
             return dict(self.raw.record.get("origin") or {})
-        return {
+        origin = {
             "dialect": plan.origin.dialect.name,
             "class": plan.origin.kind,
             "order": list(self.known_order(plan)),
             "settings": {k: v for k, v in plan.origin.config.items() if k in KEPT},
         }
+        file = self.raw.optimizer
+        trainer = file.settings() if isinstance(file, OptimizerFile) else {}
+        return origin | ({"trainer": trainer} if trainer else {})
 
     def known_order(self, plan: Plan) -> tuple[str, ...]:
         """Returns the names of its arrays in the order of its modules; none if files sort them.

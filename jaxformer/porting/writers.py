@@ -13,7 +13,7 @@ from jaxformer.porting.formats.raw_checkpoints import RECORD
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_writer import write_torch_file
-from jaxformer.porting.formats.trainer_folders import write_trainer_files
+from jaxformer.porting.formats.trainer_folders import TAKEN, known_settings, write_trainer_files
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
 from jaxformer.porting.mapping.plans import Plan
@@ -42,7 +42,7 @@ class Output:
         class_plan: as ``plan``, to the arrays of the class that the optimizer updates; None where
             they are those that are written.
         order: the parameters' names in the order of the PyTorch model, if it is known.
-        origin: the dialect and class that the arrays came from, and their order there.
+        origin: see ``Checkpoint.origin_of``.
         base: the model that adapters are of, if they are all that is written.
         source_config: what is known of the config.json that the model came with, if its dialect is
             the plan's.
@@ -65,6 +65,11 @@ class Output:
     def is_folder(self) -> bool:
         """Whether it is more than one file."""
         return self.format in FOLDERS
+
+    @property
+    def trainer_settings(self) -> dict[str, int]:
+        """What the Trainer takes from its folder: as it was in the source, else its defaults."""
+        return TAKEN | known_settings((self.origin or {}).get("trainer"))
 
     def record(self) -> dict[str, Any]:
         """Returns what is stored beside the arrays, for ``open_checkpoint``."""
@@ -175,7 +180,7 @@ def _write_trainer(output: Output, folder: Path, progress: Progress) -> Hashes:
     assert optimizer is not None
     plan = output.class_plan or output.plan
     state = write_optimizer(optimizer, plan, output.order, for_trainer=True)
-    write_trainer_files(folder, state, optimizer.count, progress)
+    write_trainer_files(folder, state, optimizer.count, output.trainer_settings, progress)
     return written
 
 

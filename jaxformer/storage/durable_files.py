@@ -56,8 +56,8 @@ def atomic_write(
             raise ResourceError.could_not(
                 "write",
                 path,
-                f"it needs {(size + SPARE_BYTES) / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are "
-                "free there; free some space or choose another disk",
+                f"it needs {_mebibytes(size)} and {_mebibytes(SPARE_BYTES)} to spare, and "
+                f"{_mebibytes(free)} are free there; free some space or choose another disk",
             )
         found = _write_and_rename(path, write, functools.partial(_read_back, check))
         assert found is not None
@@ -220,7 +220,11 @@ def free_bytes(folder: Path) -> int:
 
 def describe_space(folder: Path, need: int) -> str:
     """Says how many of the ``need`` bytes are free where a folder is, or is to be created."""
-    return f"it needs {need / 1e6:,.1f} MB, and {free_bytes(folder) / 1e6:,.1f} MB are free there"
+    return f"it needs {_mebibytes(need)}, and {_mebibytes(free_bytes(folder))} are free there"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def check_space(folder: Path, need: int) -> None:

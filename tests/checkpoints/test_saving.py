@@ -137,7 +137,7 @@ def test_need_and_free_space_are_reported_before_anything_is_written(folder, mon
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2_500_000}))
     before = snapshot(folder.folder)
     large = {"parameters": {"w": np.ones(1_000_000, np.float32)}, "step": np.int32(8)}
-    with pytest.raises(ResourceError, match=r"needs 4\.1 MB, and 2\.5 MB are free") as error:
+    with pytest.raises(ResourceError, match=r"needs 3\.9 MiB, and 2\.4 MiB are free") as error:
         folder.save(8, large, ABOUT)
     assert "step 7 is the last one saved" in str(error.value)
     assert snapshot(folder.folder) == before
@@ -161,7 +161,7 @@ def test_a_disk_that_fills_in_the_middle(small_disk, monkeypatch):
     before = snapshot(small_disk)
     random = np.random.default_rng(0).standard_normal(400_000).astype(np.float32)
     large = {"parameters": {"w": random}, "step": np.int32(8)}
-    with pytest.raises(ResourceError, match=r"needs 1\.7 MB, and \d\.\d MB are free"):
+    with pytest.raises(ResourceError, match=r"needs 1\.6 MiB, and \d\.\d MiB are free"):
         folder.save(8, large, ABOUT)
     monkeypatch.setattr(files, "check_space", lambda *_: None)
     with pytest.raises(ResourceError, match=r"No space left on device \(.*\): free some; step 7"):

@@ -182,7 +182,7 @@ class TestDurability:
 
     def test_disk_without_space(self, empty_folder, monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 1 << 19))
-        self.refused(empty_folder, ["needs 1.0 MiB", "0.5 MiB are free"])
+        self.refused(empty_folder, ["needs 0.0 MiB and 1.0 MiB to spare", "0.5 MiB are free"])
 
     def test_disk_full_while_writing(self, empty_folder, monkeypatch):
         def full(_):

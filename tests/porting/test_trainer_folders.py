@@ -93,7 +93,7 @@ def test_the_trainer_goes_on_from_a_run_as_if_it_had_not_been_one(optim, tmp_pat
     torch.manual_seed(0)
     first = gpt2()
     start = {name: value.clone() for name, value in first.state_dict().items()}
-    settings = {"optim": optim}
+    settings = {"optim": optim, "logging_steps": 2}
     if optim == "sgd":
         settings["optim_args"] = "momentum=0.9"
     train(first, tmp_path / "whole", **settings)
@@ -104,10 +104,15 @@ def test_the_trainer_goes_on_from_a_run_as_if_it_had_not_been_one(optim, tmp_pat
     assert re.search(r"not read +scheduler.pt, rng_state.pth, beside the weights", shown)
     back = tmp_path / "back" / "checkpoint-3"
     assert main(["port", str(tmp_path / "run"), str(back), "--to", "trainer"]) == 0
+    assert "save_steps=3, logging_steps=2, eval_steps=500, which the Trainer" in (
+        " ".join(capsys.readouterr().err.split())
+    )
     second = gpt2()
     second.load_state_dict(start)
     trainer = train(second, tmp_path / "back", resume=str(back), **settings)
     assert trainer.state.global_step == 6
+    assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [4, 6]
+    assert (trainer.state.save_steps, trainer.state.train_batch_size) == (3, 2)
     wanted = load_file(tmp_path / "whole" / "checkpoint-6" / "model.safetensors")
     found = load_file(tmp_path / "back" / "checkpoint-6" / "model.safetensors")
     assert found.keys() == wanted.keys()
@@ -179,6 +184,18 @@ def test_moments_of_an_adapter_of_several_layers_are_rejected(tmp_path, capsys, 
     given = ["port", adapter, tmp_path / "run", "--base", tmp_path / "base"]
     refuse(given, 2, "c_attn", "which adapt several layers at once")
     assert main([*map(str, given), "--weights-only"]) == 0
+
+
+def test_what_the_trainer_takes_from_its_folder_stays_where_a_file_tells_it(folder, tmp_path):
+    """Elsewhere it has the Trainer's defaults, which the port names."""
+    known = {"save_steps": 7, "eval_steps": 0, "logging_steps": "3", "train_batch_size": 4}
+    file = folder / "trainer_state.json"
+    file.write_text(json.dumps({"global_step": 1, **known}))
+    assert main(["port", str(folder), str(tmp_path / "run")]) == 0
+    assert main(["port", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "trainer"]) == 0
+    found = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
+    wanted = {"save_steps": 7, "eval_steps": 500, "logging_steps": 500, "train_batch_size": 4}
+    assert {name: found[name] for name in wanted} == wanted
 
 
 @pytest.fixture

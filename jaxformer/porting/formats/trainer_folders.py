@@ -23,9 +23,11 @@ STATE = "trainer_state.json"
 UNREAD = (
     SCHEDULER, "scaler.pt", "rng_state.pth", "scheduler.bin", "sampler.bin", "random_states_0.pkl",
 )  # fmt: skip
-# What the Trainer asks of its state beside the step; it compares the batch size with its arguments.
+# What the Trainer takes from its state in place of its arguments, and its own defaults. The batch
+# size must be there; it is taken with ``auto_find_batch_size`` alone.
+TAKEN = {"save_steps": 500, "logging_steps": 500, "eval_steps": 500, "train_batch_size": 1}
+# What else the Trainer asks of its state beside the step.
 REQUIRED = {
-    "train_batch_size": 1,
     "log_history": [],
     "stateful_callbacks": {
         "TrainerControl": {
@@ -56,13 +58,21 @@ class OptimizerFile:
 
     def steps(self) -> int | None:
         """Returns how many steps the Trainer has made, None if nothing readable tells."""
+        found = self._state().get("global_step")
+        return found if type(found) is int else None
+
+    def settings(self) -> dict[str, int]:
+        """Returns which of ``TAKEN`` the Trainer's state tells."""
+        return known_settings(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """Returns the Trainer's own state, nothing if it is not readable."""
         try:
             # Its losses may be NaN, which is no JSON.
             state = json.loads(self.files[1].read_bytes())
-            found = state["global_step"]
-        except (IndexError, KeyError, TypeError, ValueError, RecursionError, OSError):
-            return None
-        return found if type(found) is int else None
+        except (IndexError, ValueError, RecursionError, OSError):
+            return {}
+        return state if isinstance(state, dict) else {}
 
     def read(self) -> dict[str, Any]:
         """Returns the optimizer's state dict; its arrays are read later.
@@ -84,13 +94,24 @@ def find_optimizer_file(folder: Path) -> OptimizerFile | None:
     return OptimizerFile(found[0]) if found else None
 
 
+def known_settings(state: Any) -> dict[str, int]:
+    """Returns which of ``TAKEN`` are in what somebody else may have written."""
+    known = state if isinstance(state, Mapping) else {}
+    found = {name: known.get(name) for name in TAKEN}
+    return {n: value for n, value in found.items() if type(value) is int and value > 0}
+
+
 def unread_files(folder: Path) -> tuple[str, ...]:
     """Returns the names of the files in a folder which the Trainer would read, and nobody here."""
     return tuple(name for name in UNREAD if (folder / name).is_file())
 
 
 def write_trainer_files(
-    folder: Path, optimizer: Mapping[str, Any], step: int, progress: Callable[[int], None]
+    folder: Path,
+    optimizer: Mapping[str, Any],
+    step: int,
+    settings: Mapping[str, int],
+    progress: Callable[[int], None],
 ) -> None:
     """Writes what the Trainer reads beside the weights, to go on from a step.
 
@@ -100,6 +121,7 @@ def write_trainer_files(
         folder: it has the weights already.
         optimizer: the optimizer's state dict.
         step: how many steps it has made.
+        settings: all of ``TAKEN``.
         progress: called after each array with its size in bytes.
 
     Raises:
@@ -112,6 +134,6 @@ def write_trainer_files(
         "lr_lambdas": [None for _ in optimizer["param_groups"]],
     }
     write_torch_file(folder / SCHEDULER, scheduler)
-    state = {"global_step": step, **REQUIRED}
+    state = {"global_step": step, **settings, **REQUIRED}
     text = json.dumps(state, indent=2) + "\n"
     atomic_write_bytes(folder / STATE, text.encode())
