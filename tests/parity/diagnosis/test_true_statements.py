@@ -363,3 +363,33 @@ def test_infinities_that_no_softmax_reads_are_no_mask():
     report = compare(module, (port, arrays), x)
     assert report.verdict == "bug"
     assert not any("mask" in cause.diagnosis for cause in report.root_causes)
+
+
+def test_an_eps_that_is_nearly_none_is_one():
+    def reference(module, x):
+        x = module.layer(x)
+        return (x / (x.abs().sum(-1, keepdim=True) + 1e-12)) @ module.last.T
+
+    def port(params, x):
+        x = linear(params, x)
+        return (x / (jnp.abs(x).sum(-1, keepdims=True) + 1e-4)) @ params["last"].T
+
+    given = Linear(reference, last=RANDOM.normal(size=(3, 8)))
+    assert diagnoses(given, port, FLOATS) == ["the number 0.0001 in add must be 1e-12"]
+
+
+def test_a_norm_with_a_tiny_eps_is_said_to_have_it():
+    def reference(module, x):
+        x = torch.nn.functional.layer_norm(module.layer(x), (8,), module.scale, eps=1e-12)
+        return x @ module.last.T
+
+    def port(params, x):
+        x = linear(params, x)
+        centred = x - x.mean(-1, keepdims=True)
+        root = jnp.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-6)
+        return (centred / root * params["scale"]) @ params["last"].T
+
+    given = Linear(reference, scale=RANDOM.normal(size=8), last=RANDOM.normal(size=(3, 8)))
+    (text,) = diagnoses(given, port, FLOATS)
+    assert "1e-12" in text
+    assert "no such step" not in text

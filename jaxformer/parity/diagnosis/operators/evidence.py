@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.values import largest
 from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
@@ -86,6 +87,21 @@ def numbers_of(operators: Sequence[Operator]) -> list[float]:
         if value.is_constant and value.size == 1 and value.dtype.kind in "fi"
     ]
     return found + [n for operator in operators for n in operator.numbers.values()]
+
+
+def added_before(divergence: Divergence) -> list[float]:
+    """Returns the numbers that the reference adds last to what its segment reads.
+
+    A sum plus 1e-12 is an anchor like the sum, so that a tiny eps stands before the segment.
+    """
+    makers = []
+    for value in divergence.reference_boundary:
+        maker = value.producer
+        while maker is not None and maker.name in LAYOUT_ONLY | {"sqrt", "rsqrt"}:
+            maker = maker.inputs[0].producer
+        if maker is not None and maker.name.startswith("add"):
+            makers.append(maker)
+    return numbers_of(makers)
 
 
 def own_name(value: Value, walk: Walk) -> str:

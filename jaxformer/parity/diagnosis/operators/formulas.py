@@ -13,6 +13,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     FITS_IN_FLOAT32,
     Diagnosis,
     activations_of,
+    added_before,
     fits,
     has_many_numbers,
     name_both,
@@ -207,8 +208,14 @@ class _Norm:
 
 def other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Identifies which norm each side computes, with its scale and shift or without."""
-    numbers = {*numbers_of(divergence.operators), *numbers_of(divergence.reference_operators)}
-    numbers = {n for n in numbers if 0 < n < 0.1} | {1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 0.0}
+    numbers = {
+        *numbers_of(divergence.operators),
+        *numbers_of(divergence.reference_operators),
+        *added_before(divergence),
+    }
+    written = sorted(n for n in numbers if 0 < n < 0.1)
+    # An eps of 1e-12 is nearly none: the number that a side has is likelier than one it has not.
+    epsilons = dict.fromkeys([*written, 0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3])
     for x in activations_of(divergence, walk):
         if x.ndim == 0 or x.size < divergence.array.size or x.shape[-1] < 2:
             continue
@@ -223,7 +230,7 @@ def other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         norms = [
             _Norm(centred, biased, inside, eps)
             for centred, biased, inside in itertools.product((True, False), repeat=3)
-            for eps in sorted(numbers)
+            for eps in epsilons
         ]
 
         def identify(wanted: np.ndarray, x: Any = x, rows: Any = rows, norms: Any = norms) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxformer.parity.diagnosis.operators.evidence import (
     FITS,
     Diagnosis,
+    added_before,
     numbers_of,
     own_name,
     tell_apart,
@@ -46,9 +47,15 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     for operator, number in neutral:
         found = _replaced(trials, operator, {number: ""})
         if found is not None:
-            # An eps of 1e-6 is nearly none.
             exact = None
-            if _replaced(trials, operator, {number: ""}, FITS) is None:
+            if number == 0:
+                # An eps of 1e-12 does as well as none.
+                adding = [o for o in divergence.reference_operators if o.name.startswith("add")]
+                added = numbers_of(adding) + added_before(divergence)
+                tiny = {n: "" for n in added if 0 < abs(n) < NUMBER_FITS}
+                exact = _replaced(trials, operator, tiny, may_be_nothing=True)
+            # And one of 1e-6 nearly.
+            if exact is None and _replaced(trials, operator, {number: ""}, FITS) is None:
                 exact = _replaced(trials, operator, substitutes, FITS)
             if exact is not None:
                 return Diagnosis(exact, operator)
@@ -75,6 +82,8 @@ def _replaced(
     operator: Operator,
     substitutes: Mapping[float, str],
     allowed: float = NUMBER_FITS,
+    *,
+    may_be_nothing: bool = False,
 ) -> str | None:
     """Returns which number of an operator must be another one, if that makes the segment right.
 
@@ -84,6 +93,7 @@ def _replaced(
         substitutes: the other numbers, each with a formula for it or "".
         allowed: the largest difference that is left, of scale; the reference may have a table in
             float32.
+        may_be_nothing: whether the other number may be one that does nothing at all.
     """
     for value in operator.inputs:
         data = value.data
@@ -103,7 +113,8 @@ def _replaced(
                 return trials.agree({value.index: np.full(data.shape, one, data.dtype)}, allowed)
 
             # A number that another one would do as well as says that it does nothing at all.
-            if is_right(other) and (data.dtype.kind == "i" or not is_right(OTHER_THAN * other)):
+            is_sure = may_be_nothing or data.dtype.kind == "i"
+            if is_right(other) and (is_sure or not is_right(OTHER_THAN * other)):
                 formula = f" = {name}" if name else ""
                 return (
                     f"the number {apart(number, other)} in {_user(operator).name} must be "
