@@ -223,6 +223,7 @@ def test_what_cannot_be_compared_is_named(right, own, text):
     ("right", "own", "text"),
     [
         (lambda y: y, lambda y: y.T, "the result has its axes in another order"),
+        (lambda y: y, lambda y: y.reshape(-1), "another shape: (9,) for (3, 3)"),
         (
             lambda y: (y, torch.tanh(y)),
             lambda y: (jnp.tanh(y), y),

@@ -68,6 +68,11 @@ def _exchanged(walk: Walk, results: Results) -> Iterator[WrongResult]:
                     f"{called(names[place])} has its axes in another order than the reference's: "
                     f"{result.candidate.shape} for {right.shape}"
                 )
+            elif result.candidate.shape != right.shape:
+                walk.remarks.append(
+                    f"{called(names[place])} has the reference's numbers in another shape: "
+                    f"{result.candidate.shape} for {right.shape}"
+                )
             continue
         other = called(walk.reference.output_names[found])
         if results.is_named:
