@@ -30,7 +30,8 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         # A mask makes no number NaN, and none infinitely large.
         return _not_finite(own, right)
     if any(map(_has_hidden_scores, (own, right))):
-        if not any(map(_reaches_softmax, (divergence.value, divergence.reference_value))):
+        ends = divergence.value, divergence.reference_value
+        if not (_is_added_mask(right) or any(map(_reaches_softmax, ends))):
             return _not_finite(own, right)
         hidden, wanted = (~(array > LOWEST) for array in (own, right))
     elif _is_of_softmax(divergence.value) and all(map(_are_weights, (own, right))):
@@ -109,6 +110,11 @@ def _other_filling(divergence: Divergence) -> Diagnosis | None:
 def _has_hidden_scores(array: np.ndarray) -> bool:
     """Returns whether some numbers are as low as a masked score."""
     return bool((array < LOWEST).any() or not np.isfinite(array).all())
+
+
+def _is_added_mask(array: np.ndarray) -> bool:
+    """Returns whether an array holds nothing but zeros and what hides a score it is added to."""
+    return bool(((array == 0) | (array < LOWEST)).all())
 
 
 def _are_weights(array: np.ndarray) -> bool:
