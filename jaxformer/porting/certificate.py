@@ -71,7 +71,7 @@ def file_record(path: Path, root: Path, sha256: str | None = None) -> dict[str, 
 
     Args:
         path: of the file.
-        root: the folder that the path is told from.
+        root: the folder that the path is relative to.
         sha256: of the file, if it has just been read; default None, which reads it.
     """
     is_inside = path.is_relative_to(root)

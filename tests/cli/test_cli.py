@@ -160,7 +160,7 @@ def test_encodings_that_do_not_fit_are_refused(refuse, tmp_path, encoding, code,
     refuse(train_arguments(path, "out", "--encoding", encoding), code, *words)
 
 
-def test_a_binary_file_with_an_encoding_is_not_told_to_name_one(refuse, tmp_path):
+def test_a_binary_file_with_an_encoding_needs_no_other(refuse, tmp_path):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"\0bad" * 200)
     line = refuse(train_arguments(path, "out", "--encoding", "latin-1"), 3, "is no text")

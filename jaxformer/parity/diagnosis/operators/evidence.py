@@ -89,19 +89,19 @@ def numbers_of(operators: Sequence[Operator]) -> list[float]:
     return found + [n for operator in operators for n in operator.numbers.values()]
 
 
-def added_before(divergence: Divergence) -> list[float]:
-    """Returns the numbers that the reference adds last to what its segment reads.
+def added_numbers(divergence: Divergence) -> list[float]:
+    """Returns the numbers that the reference adds in its segment, and last to what that reads.
 
     A sum plus 1e-12 is an anchor like the sum, so that a tiny eps stands before the segment.
     """
-    makers = []
+    makers = list(divergence.reference_operators)
     for value in divergence.reference_boundary:
         maker = value.producer
         while maker is not None and maker.name in LAYOUT_ONLY | {"sqrt", "rsqrt"}:
             maker = maker.inputs[0].producer
-        if maker is not None and maker.name.startswith("add"):
+        if maker is not None:
             makers.append(maker)
-    return numbers_of(makers)
+    return numbers_of([maker for maker in makers if maker.name.startswith("add")])
 
 
 def own_name(value: Value, walk: Walk) -> str:

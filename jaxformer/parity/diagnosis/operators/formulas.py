@@ -13,7 +13,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     FITS_IN_FLOAT32,
     Diagnosis,
     activations_of,
-    added_before,
+    added_numbers,
     fits,
     has_many_numbers,
     name_both,
@@ -211,7 +211,7 @@ def other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     numbers = {
         *numbers_of(divergence.operators),
         *numbers_of(divergence.reference_operators),
-        *added_before(divergence),
+        *added_numbers(divergence),
     }
     written = sorted(n for n in numbers if 0 < n < 0.1)
     # An eps of 1e-12 is nearly none: the number that a side has is likelier than one it has not.

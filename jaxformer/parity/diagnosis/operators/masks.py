@@ -34,6 +34,7 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         if not (_is_added_mask(right) or any(map(_reaches_softmax, ends))):
             return _not_finite(own, right)
         hidden, wanted = (~(array > LOWEST) for array in (own, right))
+    # Splines have zeros and the sum 1 too, and no mask.
     elif _is_of_softmax(divergence.value) and all(map(_are_weights, (own, right))):
         hidden, wanted = own == 0, right == 0
     else:
@@ -125,7 +126,7 @@ def _are_weights(array: np.ndarray) -> bool:
 def _reaches_softmax(start: Value) -> bool:
     """Returns whether e is raised to a value, or to what is made of all its numbers.
 
-    Splines and logarithms of distances are infinite too, and no mask.
+    A logarithm of a distance is infinite too, and no mask.
     """
     waiting = [start]
     seen = {start}

@@ -10,7 +10,7 @@ import numpy as np
 from jaxformer.parity.diagnosis.operators.evidence import (
     FITS,
     Diagnosis,
-    added_before,
+    added_numbers,
     numbers_of,
     own_name,
     tell_apart,
@@ -50,9 +50,7 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             exact = None
             if number == 0:
                 # An eps of 1e-12 does as well as none.
-                adding = [o for o in divergence.reference_operators if o.name.startswith("add")]
-                added = numbers_of(adding) + added_before(divergence)
-                tiny = {n: "" for n in added if 0 < abs(n) < NUMBER_FITS}
+                tiny = {n: "" for n in added_numbers(divergence) if 0 < abs(n) < NUMBER_FITS}
                 exact = _replaced(trials, operator, tiny, may_be_nothing=True)
             # And one of 1e-6 nearly.
             if exact is None and _replaced(trials, operator, {number: ""}, FITS) is None:

@@ -54,7 +54,10 @@ def rounded_ends(
     made = {value.index for operator in operators for value in operator.outputs}
     read = {v.index: v for operator in operators for v in operator.inputs if v.index not in made}
     constants = [
-        v for v in read.values() if (v.is_constant or v.name in unknown) and _may_be_rounded(v.data)
+        v
+        for v in read.values()
+        if (v.is_constant or (v.kind == "parameter" and v.name in unknown))
+        and _may_be_rounded(v.data)
     ]
     known = {i: arrays[i] for i in read if i in arrays}
     before = run_again(operators, known).get(end.index, end.data)
