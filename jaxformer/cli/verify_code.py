@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxformer.cli.arguments import Switch, parse
 from jaxformer.cli.verify_outputs import (
@@ -48,6 +48,8 @@ class VerifyCodeOptions:
     """Write the report to this file as JSON."""
     against: Path | None = None
     """An earlier report (of --json); whatever got worse since then is an error too."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """A dtype whose rounding is measured too, beside float64."""
     no_backward: Switch = False
     """Compare the results alone, not the gradients."""
     compilation_cache: bool = True
@@ -98,8 +100,9 @@ def run(arguments: Sequence[str]) -> int:
     _check_inputs(reference.forward, inputs, options.inputs)
 
     report = compare_operators(
-        reference, candidate, inputs, jax_inputs, backward=not options.no_backward
-    )
+        reference, candidate, inputs, jax_inputs, backward=not options.no_backward,
+        dtype=options.dtype,
+    )  # fmt: skip
     worse = [] if before is None else compare_reports(report, before)
     is_bug = report.verdict == "bug"
     console = Screen(highlight=False, soft_wrap=True)

@@ -159,6 +159,15 @@ def test_any_jax_code(capsys):
     assert f"```text\n{shown}\n```" in PAGE
 
 
+def test_what_a_dtype_rounds(capsys):
+    with jax.numpy_rank_promotion("allow"):
+        exec(code("class Port"), {"__name__": "page"})
+    shown = re.search(r"```text\n(rounding\nin float32.*?)\n```", PAGE, re.DOTALL)[1]
+    # The page has the first digits: the last ones are not those of every processor.
+    pattern = re.escape(shown).replace("…", r"\d*")
+    assert re.fullmatch(pattern, capsys.readouterr().out.strip())
+
+
 def test_the_figures_of_large_checkpoints_are_those_that_were_measured():
     rows = re.findall(r"^\| (llama-\S+) \|(.*)\|$", PAGE, re.MULTILINE)
     assert rows

@@ -19,9 +19,9 @@ from jaxformer.porting.arguments import check_options
 from jaxformer.porting.dialects import UnknownDialectError
 
 # Of the comparison operator by operator.
-OPTIONS = ("backward", "names", "torch_call", "jax_call", "about")
+OPTIONS = ("backward", "names", "torch_call", "jax_call", "about", "dtype")
 # Of jaxformer's own models alone.
-OWN_OPTIONS = ("dialect", "force", "dtype")
+OWN_OPTIONS = ("dialect", "force")
 
 
 def compare(
@@ -47,10 +47,11 @@ def compare(
             Arrays of numpy, PyTorch and JAX are taken.
         jax_inputs: of the candidate, where they differ; default the same.
         options: ``backward`` (whether gradients are compared too; default True), ``torch_call`` and
-            ``jax_call`` (how each side is called, given it and its inputs), ``about`` (notes for
-            the report); of jaxformer's own models ``dialect``, ``force``, ``dtype``; of any other
-            NNX module ``names`` (its module paths to those of the reference, which the report then
-            shows).
+            ``jax_call`` (how each side is called, given it and its inputs), ``dtype`` (whose
+            rounding is measured too, beside float64), ``about`` (notes for the report); of
+            jaxformer's own models ``dialect`` and ``force``; of any other NNX module ``names`` (its
+            module paths to those of the reference, which the report then shows; default those that
+            are found by their numbers).
 
     Returns:
         the report; ``verdict`` and ``root_causes`` are there for every kind of candidate.

@@ -6,12 +6,12 @@ matched, the segments between them are walked through, and what differs is judge
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jaxformer.errors import UsageError
+from jaxformer.errors import UsageError, is_out_of_memory
 from jaxformer.parity.diagnosis.causes import (
     causes_of_results,
     find_causes,
@@ -28,8 +28,10 @@ from jaxformer.parity.judging.coverage import (
     measure_coverage,
 )
 from jaxformer.parity.judging.divergences import judge_backward, judge_forward
-from jaxformer.parity.judging.labels import Labels
+from jaxformer.parity.judging.labels import Labels, arrays_held
 from jaxformer.parity.judging.no_effect import find_without_effect
+from jaxformer.parity.judging.rounding import Rounding
+from jaxformer.parity.matching.operators.module_pairs import pair_by_numbers
 from jaxformer.parity.matching.operators.parameters import buffers_with_gradients
 from jaxformer.parity.matching.operators.rounded_parameters import match_parameters_in_full
 from jaxformer.parity.matching.operators.values import Index
@@ -43,6 +45,11 @@ from jaxformer.parity.recording.operators.candidates import (
 )
 from jaxformer.parity.recording.operators.failures import naming_failures, raised_by_candidate
 from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.narrow_runs import (
+    NarrowRun,
+    run_candidate_in,
+    run_reference_in,
+)
 from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.recording.operators.torch_run import TorchRun, raised_alone, run_torch
 from jaxformer.parity.recording.operators.torch_weights import remarks_on_training
@@ -55,6 +62,8 @@ from jaxformer.parity.segments.operators.result_checks import check_results
 from jaxformer.parity.segments.operators.results import Results, compare_results
 from jaxformer.parity.segments.operators.unverified import find_unverified
 from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.tolerance import ROUNDOFF
+from jaxformer.parity.words import name_error
 
 
 def compare_operators(
@@ -69,6 +78,7 @@ def compare_operators(
     torch_call: Caller | None = None,
     jax_call: Caller | None = None,
     about: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
 ) -> Report:
     """Runs both models once, in float64, and compares them operator by operator.
 
@@ -84,18 +94,23 @@ def compare_operators(
             place, goes to; known of parts of a model. It is the source of a result that no operator
             of the candidate makes.
         names: of an NNX module: paths of the candidate to paths of the reference, which the report
-            shows. What is compared does not depend on them.
+            shows. What is compared does not depend on them. Default: those of the modules of NNX
+            and Linen that return the same numbers and hold the same parameters.
         torch_call: how to call the reference, given it and its inputs.
         jax_call: how to call the candidate.
         about: notes for the report.
+        dtype: whose rounding is measured too, of the results and of modules that both sides have;
+            default none. Both sides are run once more in it, forward.
 
     Raises:
-        UsageError: the candidate is of no known kind, a model fails on its inputs, nothing would be
-            compared, or torch is missing.
+        UsageError: the dtype or the kind of the candidate is unknown, a model fails on its inputs,
+            nothing would be compared, or torch is missing.
         ValueError: names has a path that does not exist; all such paths are listed.
     """
+    if dtype is not None and dtype not in ROUNDOFF:
+        raise UsageError(f"dtype must be one of {', '.join(ROUNDOFF)}: got {dtype!r}")
     candidate = unwrapped(candidate)
-    labels = None if names is None else Labels(names, candidate, torch_module)
+    labels = None if names is None else Labels.of_user(names, candidate, torch_module)
     model = as_candidate(candidate, jax_call)
     args, kwargs = arguments(inputs)
     jax_arguments = (args, kwargs) if jax_inputs is None else arguments(jax_inputs)
@@ -122,16 +137,29 @@ def compare_operators(
     comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads, index)
     with jax.enable_x64(True):
         report = comparison.report()
-    remarks = (*report.remarks, *remarks_on_training(torch_module))
-    report = dataclasses.replace(report, remarks=remarks, about=dict(about or {}))
-    if labels is None:
-        return report
-    return dataclasses.replace(
+    wrong = [] if labels is None else [*labels.wrong(comparison.parameters)]
+    labels = labels or comparison.labels(arrays_held(torch_module))
+    report = dataclasses.replace(
         report,
         nodes=tuple(labels.nodes(report.nodes)),
         causes=tuple(labels.causes(report.causes)),
-        weights=(*report.weights, *labels.wrong(comparison.parameters)),
+        weights=(*report.weights, *wrong),
+        remarks=(*report.remarks, *remarks_on_training(torch_module)),
+        about=dict(about or {}),
     )
+    if dtype in (None, "float64"):
+        return report
+    try:
+        runs = (
+            run_candidate_in(dtype, model, *jax_arguments),
+            run_reference_in(dtype, torch_module, args, kwargs, torch_call),
+        )
+    except Exception as error:  # Whatever a model cannot do in the dtype.
+        if is_out_of_memory(error):
+            raise
+        remark = f"what {dtype} rounds was not measured: {name_error(error)}"
+        return dataclasses.replace(report, remarks=(*report.remarks, remark))
+    return comparison.with_rounding(report, dtype, runs, labels)
 
 
 class _Comparison:
@@ -170,7 +198,7 @@ class _Comparison:
         walk = self.walk
         release(self._size)
         walk.advance()
-        results = compare_results(walk)
+        self._results = results = compare_results(walk)
         wrong = judge_forward(walk)
         causes = find_causes(wrong, walk) + causes_of_results(check_results(walk, results))
         unverified = find_unverified(walk, results, self.parameters)
@@ -188,6 +216,42 @@ class _Comparison:
             causes = with_stops(causes, later, stops, others, walk)
         lacking.append(describe_lacking(walk, self.parameters, gradients))
         return self._report(merge_causes(causes), results, unverified, lacking, gradients)
+
+    def with_rounding(
+        self, report: Report, dtype: str, runs: tuple[NarrowRun, NarrowRun], labels: Labels
+    ) -> Report:
+        """Returns the report with what a dtype rounds.
+
+        Args:
+            report: of ``report``.
+            dtype: of the runs.
+            runs: of the candidate and of the reference.
+            labels: the candidate's modules.
+        """
+        rounding = Rounding(
+            dtype, runs, self.run, self.reference, self.walk, self._results
+        )  # fmt: skip
+        nodes = tuple(rounding.nodes(report.nodes, labels.names))
+        remarks = (*report.remarks, *rounding.remarks(nodes))
+        return dataclasses.replace(report, dtype=dtype, nodes=nodes, remarks=remarks)
+
+    def labels(self, held: Mapping[str, Collection[str]]) -> Labels:
+        """Returns the candidate's own names of its modules, where its framework has any.
+
+        Args:
+            held: the names of the parameters in each module of the reference.
+        """
+        returned = {m: values for m, values in self.run.marks.items() if m.kind == "return"}
+        kinds = {mark.path: mark.class_name for mark in returned}
+        names = pair_by_numbers(
+            {mark.path: values for mark, values in returned.items()},
+            self.reference.returned,
+            self.walk.matches,
+            held,
+            self.parameters,
+            self.model.collections,
+        )
+        return Labels(names, kinds, held)
 
     def _report(
         self,

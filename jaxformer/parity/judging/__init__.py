@@ -11,5 +11,6 @@ the line is, ``jaxformer.parity.tolerance`` says, for all stages.
 - ``pair_coverage``: how many of both sides' modules and parameters were compared in pairs.
 - ``coverage``: modules whose values were compared, and what was not.
 - ``no_effect``: parameters and inputs of the candidate that its results do not depend on.
-- ``labels``: names of modules that a user gave, in the report.
+- ``labels``: the candidate's names of its modules, in the report.
+- ``rounding``: what a dtype rounds on both sides, where operators were compared.
 """

@@ -5,6 +5,7 @@ modules of both sides are known by name, or its operators, where nothing is.
 
 - ``calls/``: what every module of a side was called with and returned; a module run by itself.
 - ``operators/``: every operator of a side, with its values and its line of code, on a *tape*.
+- ``module_calls``: calls of the modules of a JAX model, routed through a function.
 - ``result_parts``: the arrays of a result, and their paths.
 - ``torch_values``: tensors as arrays; models and inputs in other precisions.
 - ``twins``: embeddings that a PyTorch model has several times, as one.

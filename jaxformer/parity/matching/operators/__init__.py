@@ -11,4 +11,5 @@ from the one to the other.
 - ``values``: which value of the reference a value of the candidate is.
 - ``anchors``: all such values of a run.
 - ``weight_uses``: operators that read the same parameter.
+- ``module_pairs``: which module of the reference a module of the candidate is.
 """

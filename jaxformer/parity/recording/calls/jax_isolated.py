@@ -21,6 +21,7 @@ from jaxformer.parity.recording.jax_values import (
     refill,
     refill_integers,
 )
+from jaxformer.parity.recording.module_calls import intercept_calls
 
 # Gradients of some arrays, None for zero.
 Gradients = Sequence[np.ndarray | None]
@@ -169,7 +170,7 @@ class IsolatedModule:
             return refill(template, given[path][number])
 
         args, kwargs = self.cast(refill(refill_integers(called, integers), inputs))
-        with jax_trace.intercept_calls(inner, return_forced):
+        with intercept_calls(inner, return_forced):
             output = getattr(inner, self._method)(*args, **kwargs)
         self.integers = [a for a in _no_floats(output) if a.ndim and a.dtype != bool]
         return float_arrays(output), entered

@@ -14,22 +14,16 @@ from flax import nnx
 
 import jaxformer.attention
 from jaxformer.execution.attention_backends import attention_kernel
-from jaxformer.execution.shared_traces import shared_traces
-from jaxformer.layers import Embedding
 from jaxformer.parameters import join_path, map_parameters
 from jaxformer.parity.recording.calls.attention import RecordedWeights
 from jaxformer.parity.recording.jax_values import float_arrays, integer_arrays, is_float
+from jaxformer.parity.recording.module_calls import CallHandler, called_methods, intercept_calls
 from jaxformer.parity.recording.operators.evaluation import (
     Evaluate,
     evaluate_function,
     evaluate_in_numpy,
 )
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
-
-# Methods that are called like modules. Their path is that of the module + the method's name.
-METHODS = {Embedding: ("attend",)}
-# Called in place of a submodule's method: (path, owner, args, kwargs, original method).
-CallHandler = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any]
 
 
 @dataclasses.dataclass
@@ -122,49 +116,6 @@ def replace_arguments(owner: Any, call: JaxCall, values: Mapping[str, Any]) -> J
     bound = inspect.signature(type(owner).__call__).bind(owner, *call.args, **call.kwargs)
     bound.arguments.update(values)
     return dataclasses.replace(call, args=tuple(bound.args[1:]), kwargs=dict(bound.kwargs))
-
-
-@contextlib.contextmanager
-def intercept_calls(module: Any, on_call: CallHandler) -> Iterator[None]:
-    """Routes every call of a submodule through ``on_call`` inside the ``with`` block."""
-    # To walk through a module takes long beside the calls that are made in it.
-    nodes = list(nnx.iter_modules(module))
-    paths = {id(node): join_path(path) for path, node in nodes}
-    busy: set[tuple[int, str]] = set()
-    replaced: list[tuple[type, str, Any]] = []
-
-    def wrap(cls: type, name: str) -> None:
-        original = getattr(cls, name)
-
-        @functools.wraps(original)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            path = paths.get(id(self))
-            if path is None or (id(self), name) in busy:
-                return original(self, *args, **kwargs)
-            busy.add((id(self), name))
-            try:
-                full_path = path if name == "__call__" else f"{path}.{name}".lstrip(".")
-                return on_call(full_path, self, args, kwargs, functools.partial(original, self))
-            finally:
-                busy.discard((id(self), name))
-
-        replaced.append((cls, name, cls.__dict__.get(name)))
-        setattr(cls, name, call)
-
-    for cls in {type(node) for _, node in nodes}:
-        for name in ("__call__", *_called_methods(cls)):
-            # ``type`` has a ``__call__`` too: the one that makes instances.
-            if any(name in vars(base) for base in cls.__mro__):
-                wrap(cls, name)
-    try:
-        with shared_traces(False):
-            yield
-    finally:
-        for cls, name, before in reversed(replaced):
-            if before is None:
-                delattr(cls, name)
-            else:
-                setattr(cls, name, before)
 
 
 def trace(
@@ -355,7 +306,7 @@ def resolve(module: Any, path: str) -> tuple[Any, str]:
     node = module
     parts = path.split(".") if path else []
     for place, part in enumerate(parts):
-        if place == len(parts) - 1 and part in _called_methods(type(node)):
+        if place == len(parts) - 1 and part in called_methods(type(node)):
             return node, part
         node = node[int(part)] if part.isdigit() else getattr(node, part)
     return node, "__call__"
@@ -372,7 +323,3 @@ def dtype_of(module: Any) -> str:
     for value in parameters_of(module).values():
         return str(value.dtype)
     return "float32"
-
-
-def _called_methods(cls: type) -> tuple[str, ...]:
-    return next((names for base, names in METHODS.items() if issubclass(cls, base)), ())

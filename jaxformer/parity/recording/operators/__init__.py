@@ -22,6 +22,8 @@ operators of the backward pass on the same tape.
 - ``collectives``: what runs over devices, on one device.
 - ``host_calls``: a call in a jaxpr that is made when it is evaluated.
 - ``numpy_operators``: common primitives in numpy, which compiles nothing.
+- ``module_marks``: what enters and leaves a candidate's modules, marked in its jaxpr.
+- ``narrow_runs``: both sides once more, in a narrower dtype.
 - ``sources``: the user's line of code that made an equation.
 - ``signatures``, ``failures``: inputs that fit no argument, and what a user's model raises, in one
   line.

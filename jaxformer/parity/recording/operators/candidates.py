@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from jaxformer.errors import UsageError
 from jaxformer.parameters import join_path
 from jaxformer.parity.recording.jax_values import is_complex, is_numeric, leaf_names
+from jaxformer.parity.recording.operators.module_marks import marked_linen, marked_nnx, marked_tree
 from jaxformer.parity.recording.torch_values import as_numpy, map_nested
 
 Inputs = Sequence[Any] | Mapping[str, Any]
@@ -29,6 +31,9 @@ class Candidate:
         bind: returns the model that has such a pytree: an NNX or Equinox module, or a function.
         caller: calls such a model, given it and its inputs; None to call it with them.
         caches: paths of those arrays that are caches, which count as inputs.
+        marked: marks the calls of such a model's modules inside a ``with`` block; see
+            ``module_marks``.
+        collections: the trees that hold a module's arrays, at its path in each of them.
     """
 
     kind: str
@@ -36,13 +41,33 @@ class Candidate:
     bind: Callable[[Any], Callable[..., Any]]
     caller: Caller | None = None
     caches: frozenset[str] = frozenset()
+    marked: Callable[[Any], AbstractContextManager[None]] = lambda model: nullcontext()
+    collections: tuple[str, ...] = ("",)
 
     def call(self, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the outputs from a pytree of arrays, positional and named arguments."""
         model = self.bind(parameters)
-        if self.caller is None:
-            return model(*args, **kwargs)
-        return self.caller(model, kwargs or list(args))
+        with self.marked(model):
+            if self.caller is None:
+                return model(*args, **kwargs)
+            return self.caller(model, kwargs or list(args))
+
+    def with_inputs(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, list[Any], dict[str, Any]]]:
+        """Returns a function of nothing but arrays that calls it, and what it is given.
+
+        Args:
+            args: positional arguments.
+            kwargs: named ones: arrays, nested ones too, are inputs; all else is passed on.
+        """
+        arrays = {name: value for name, value in kwargs.items() if _is_of_arrays(value)}
+        others = {name: value for name, value in kwargs.items() if name not in arrays}
+
+        def call(parameters: Any, args: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
+            return self.call(parameters, *args, **arrays, **others)
+
+        return call, (self.parameters, list(args), arrays)
 
 
 def as_candidate(model: Any, caller: Caller | None = None) -> Candidate:
@@ -162,6 +187,11 @@ def _as_numbers(value: Any) -> Any:
     return array
 
 
+def _is_of_arrays(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(isinstance(leaf, np.ndarray) for leaf in leaves)
+
+
 def _is_numbers(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(map(_is_numbers, value))
@@ -192,7 +222,7 @@ def _nnx(model: Any) -> Candidate:
 
     caches = nnx.state(model, nnx.Cache)
     paths = (join_path(path) for path, _ in nnx.to_flat_state(caches))
-    return Candidate("NNX module", pure, bind, caches=frozenset(paths))
+    return Candidate("NNX module", pure, bind, caches=frozenset(paths), marked=marked_nnx)
 
 
 def _linen(module: Any, variables: Any) -> Candidate:
@@ -215,7 +245,10 @@ def _linen(module: Any, variables: Any) -> Candidate:
         made.__signature__ = inspect.signature(module.__call__)
         return made
 
-    return Candidate("Linen module", collections, bind)
+    return Candidate(
+        "Linen module", collections, bind, marked=lambda model: marked_linen(),
+        collections=tuple(collections),
+    )  # fmt: skip
 
 
 def _haiku(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,4 +275,4 @@ def _pytree(model: Any) -> Candidate:
         filled = [parameters.get(p, leaf) for p, leaf in zip(paths, leaves, strict=True)]
         return jax.tree.unflatten(definition, filled)
 
-    return Candidate(f"{type(model).__name__} module", arrays, bind)
+    return Candidate(f"{type(model).__name__} module", arrays, bind, marked=marked_tree)

@@ -15,11 +15,14 @@ from jaxformer.parity.recording.operators.equations import (
     inlined,
     needed,
 )
+from jaxformer.parity.recording.operators.module_marks import Mark
 
 # Returns what computes the outputs of an equation from its inputs.
 FunctionOf = Callable[[Any], Callable[..., Sequence[Any]]]
 # Evaluates a jaxpr, given it and its arguments.
 Evaluate = Callable[[Any, Sequence[Any]], list[Any]]
+# Called with a mark and the array that has it.
+Note = Callable[[Mark, Any], Any]
 
 
 def evaluate_in_numpy(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -34,12 +37,17 @@ def evaluate_in_numpy(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     return _evaluate(jaxpr, arguments, function_as_written, on_host)
 
 
-def evaluate_in_jax(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+def evaluate_in_jax(
+    jaxpr: Any, arguments: Sequence[Any], note: Note = lambda mark, array: None
+) -> list[Any]:
     """Returns the outputs of a jaxpr as JAX rounds them, each operator by itself.
 
-    For the arguments see ``evaluate_in_numpy``.
+    Args:
+        jaxpr: see ``evaluate_in_numpy``.
+        arguments: of the jaxpr, arrays.
+        note: called with each array that has a mark.
     """
-    return _evaluate(jaxpr, arguments, function_in_jax, lambda array: array)
+    return _evaluate(jaxpr, arguments, function_in_jax, lambda array: array, note)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +96,7 @@ def _evaluate(
     arguments: Sequence[Any],
     function_of: FunctionOf,
     convert: Callable[[Any], Any],
+    note: Note = lambda mark, array: None,
 ) -> list[Any]:
     """Returns the outputs of a jaxpr. Calls are inlined.
 
@@ -96,6 +105,7 @@ def _evaluate(
         arguments: of the jaxpr.
         function_of: how its equations are computed.
         convert: makes of an array one that they take.
+        note: called with each array that has a mark.
     """
     constants: Sequence[Any] = ()
     if isinstance(jaxpr, ClosedJaxpr):
@@ -104,7 +114,11 @@ def _evaluate(
     def compute(equation: Any, given: list[Any]) -> Sequence[Any]:
         inner = inlined(equation)
         if inner is not None:
-            return _evaluate(inner, given, function_of, convert)
+            return _evaluate(inner, given, function_of, convert, note)
+        mark = Mark.of(equation)
+        if mark is not None:
+            note(mark, given[0])
+            return given
         return function_of(equation)(*given)
 
     def read_literal(atom: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ stay as they are.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from jaxformer.parity.recording.operators.equations import (
 )
 from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
+from jaxformer.parity.recording.operators.module_marks import Mark, is_scope, module_of_scope
 from jaxformer.parity.recording.operators.sources import (
     caller_of,
     is_users_function,
@@ -58,6 +59,8 @@ class JaxRun:
     Attributes:
         tape: the same.
         no_gradients: why there is no backward pass; "" if there is one.
+        marks: the values that enter its modules, and those that these return, call by call; of
+            frameworks whose modules are known.
 
     Raises:
         UsageError: a positional argument holds what is no number.
@@ -78,15 +81,10 @@ class JaxRun:
                     f"the input {place} of the candidate holds what is no number: give it by name, "
                     "in a dict of inputs"
                 )
-        arrays = {name: value for name, value in kwargs.items() if _is_of_arrays(value)}
-        others = {name: value for name, value in kwargs.items() if name not in arrays}
-
-        def call(parameters: Any, args: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
-            return candidate.call(parameters, *args, **arrays, **others)
-
-        given = (candidate.parameters, list(args), arrays)
+        call, given = candidate.with_inputs(args, kwargs)
         self.tape = tape
-        self._recorder = _Recorder(tape)
+        self.marks: dict[Mark, list[Value]] = defaultdict(list)
+        self._recorder = _Recorder(tape, self.marks)
         self._traced = trace(call, given, backward)
         self.no_gradients = self._traced.no_gradients
         leaves = jax.tree.leaves(given)
@@ -136,6 +134,8 @@ class JaxRun:
                 for place, output in enumerate(self.tape.outputs)
             ]
             self._recorder.gradients = set(map(id, jaxpr.jaxpr.outvars))
+            # A checkpoint calls its modules once more.
+            self._recorder.marks = defaultdict(list)
             gradients = self._recorder.run(
                 jaxpr.jaxpr, _constants(self.tape, jaxpr.consts), [*self._residuals, *given], "", ""
             )
@@ -160,11 +160,6 @@ class JaxRun:
         return dict(Counter(one for one in found if jnp.finfo(one[1]).nmant < bits))
 
 
-def _is_of_arrays(value: Any) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(isinstance(leaf, np.ndarray) for leaf in leaves)
-
-
 def _on_host_in_float64(leaf: Any) -> Any:
     return on_host(in_float64(leaf))
 
@@ -182,10 +177,11 @@ class _Recorder:
 
     Attributes:
         gradients: identities of the variables that are gradients of parameters.
+        marks: where values with a mark are put.
     """
 
-    def __init__(self, tape: Tape):
-        self.tape = tape
+    def __init__(self, tape: Tape, marks: dict[Mark, list[Value]]):
+        self.tape, self.marks = tape, marks
         self.gradients: set[int] = set()
 
     def run(
@@ -210,7 +206,7 @@ class _Recorder:
         def compute(equation: Any, values: list[Value]) -> Sequence[Value]:
             own = source_of(equation) if is_users else source_inside(equation, jaxpr)
             here = own or source
-            inside = "/".join(part for part in (module, *_scopes(equation)) if part)
+            inside = _module(equation, module)
             made = self._equation(equation, values, here, inside)
             for atom, value in zip(equation.outvars, made, strict=True):
                 if id(atom) in self.gradients:
@@ -238,6 +234,10 @@ class _Recorder:
             return self._closed(inner, values, source, module)
         if name == "pvary":
             # It changes the type alone, of what differs between devices.
+            return values
+        mark = Mark.of(equation)
+        if mark is not None:
+            self.marks[mark] += values
             return values
         if name == "scan":
             return self._scan(params, values, source, module)
@@ -315,13 +315,21 @@ def _parts_of_scan(
     return values[:fixed], values[fixed : fixed + count], values[fixed + count :]
 
 
-def _scopes(equation: Any) -> list[str]:
-    """Returns the names around an operator that its code gave, such as those of Linen modules.
+def _module(equation: Any, around: str) -> str:
+    """Returns the name of the module that an operator runs in: the names around it.
 
     JAX adds the names of transformations, like ``jvp``, which no reader has written.
+
+    Args:
+        equation: the operator.
+        around: the name of the module that calls the equation's jaxpr.
     """
-    around = equation.source_info.name_stack.stack
-    return [each.name for each in around if type(each).__name__ == "Scope"]
+    stack = equation.source_info.name_stack.stack
+    names = [each.name for each in stack if type(each).__name__ == "Scope"]
+    marked = [name for name in names if is_scope(name)]
+    if marked:
+        return module_of_scope(marked[-1])
+    return "/".join(filter(None, [around, *names]))
 
 
 def _terms(equation: Any) -> int:

@@ -90,9 +90,7 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
         filled = list(leaves)
         for place, leaf in zip(floats, some, strict=True):
             filled[place] = leaf
-        result = jax.tree.map(opened, call(*jax.tree.unflatten(structure, filled)))
-        paths_and_leaves = zip(leaf_names(result), jax.tree.leaves(result), strict=True)
-        named = dict(in_real_parts(paths_and_leaves))
+        named = results_by_path(call(*jax.tree.unflatten(structure, filled)))
         made = {name: leaf for name, leaf in named.items() if is_float(leaf)}
         choices = {name: leaf for name, leaf in named.items() if is_whole(leaf)}
         paths.update(floats=tuple(made), choices=tuple(choices))
@@ -125,6 +123,12 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
             reason = f"the candidate cannot be differentiated: {str(error).partition(chr(10))[0]}"
     jaxpr = trace_plain()
     return Traced(jaxpr, paths["floats"], paths["choices"], None, trace_plain, reason)
+
+
+def results_by_path(result: Any) -> dict[str, Any]:
+    """Returns the arrays that a function returned, by path; of complex ones the two parts."""
+    result = jax.tree.map(opened, result)
+    return dict(in_real_parts(zip(leaf_names(result), jax.tree.leaves(result), strict=True)))
 
 
 def _shape(leaf: Any, wide: bool) -> Any:

@@ -1,0 +1,76 @@
+"""Which module of the reference a module of the candidate is, found by numbers.
+
+Both return the same values and hold the same parameters. Modules without parameters, such as an
+activation, are left out: what they return may be what others return too.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from jaxformer.parity.matching.operators.parameters import ParameterMatches
+from jaxformer.parity.matching.operators.values import Match
+from jaxformer.parity.recording.operators.graph import Value
+
+
+def pair_by_numbers(
+    returned: Mapping[str, Sequence[Value]],
+    reference_returned: Mapping[str, Sequence[Value]],
+    matches: Mapping[int, Sequence[Match]],
+    held: Mapping[str, Collection[str]],
+    parameters: ParameterMatches,
+    collections: Collection[str],
+) -> dict[str, str]:
+    """Returns paths of the candidate's modules to paths of the reference's.
+
+    Args:
+        returned: of each module of the candidate, the values that it returned, call by call; a
+            module after those inside it.
+        reference_returned: the same of the reference.
+        matches: of each value of the candidate, those of the reference that it equals.
+        held: the names of the parameters in each module of the reference.
+        parameters: which of both sides are equal, or almost.
+        collections: the trees that hold the candidate's parameters.
+    """
+    returning: dict[int, list[str]] = defaultdict(list)
+    for path, values in reference_returned.items():
+        for value in values:
+            returning[value.index].append(path)
+    twins = _twins(parameters)
+    found: dict[str, str] = {}
+    for path, values in returned.items():
+        own = [twins[name] for name in twins if _is_inside(name, path, collections)]
+        if not path or not own:
+            continue
+        equal = (match.value.index for value in values for match in matches.get(value.index, ()))
+        others = (other for index in equal for other in returning[index])
+        for other in others:
+            if other and other not in found.values() and _are_same(own, held[other], parameters):
+                found[path] = other
+                break
+    return found
+
+
+def _twins(parameters: ParameterMatches) -> dict[str, set[str]]:
+    """Returns of each parameter of the candidate those of the reference that it may be."""
+    whole = {name: set(twins) for name, twins in parameters.whole.items()}
+    wrong = {one.candidate: {one.reference} for one in parameters.wrong}
+    return {**whole, **parameters.in_parts, **wrong}
+
+
+def _is_inside(name: str, path: str, collections: Iterable[str]) -> bool:
+    """Returns whether a parameter is in the module at a path."""
+    inside = [f"{tree}.{path}{end}".lstrip(".") for tree in collections for end in (".", "[")]
+    return name.lstrip(".").startswith(tuple(inside))
+
+
+def _are_same(own: Sequence[set[str]], held: Collection[str], parameters: ParameterMatches) -> bool:
+    """Returns whether two modules may hold the same parameters.
+
+    Args:
+        own: of each parameter of the candidate's module, those of the reference that it may be.
+        held: the names of those of the reference's module.
+        parameters: which the candidate lacks.
+    """
+    known = set().union(*own)
+    wanted = {name for name in held if name not in parameters.missing}
+    return all(twins.intersection(held) for twins in own) and wanted <= known

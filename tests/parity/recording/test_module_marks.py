@@ -1,0 +1,103 @@
+"""What enters and leaves a candidate's modules, marked in its jaxpr."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxformer.parity.recording.operators.candidates import as_candidate
+from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.tape import Tape
+
+D = 4
+X = np.arange(3.0 * D).reshape(3, D) / 7
+
+
+class Both(NamedTuple):
+    first: jax.Array
+    rest: tuple
+
+
+class Half(nnx.Module):
+    """Returns more than an array, and writes to a list that it is given."""
+
+    def __init__(self, wrap):
+        self.linear = nnx.Linear(D, D, rngs=nnx.Rngs(0))
+        self.wrap = wrap
+
+    def __call__(self, x, seen):
+        seen.append(x)
+        return Both(self.wrap(self.linear)(x), (checkpoint_name(x, "mine") + 1, None))
+
+
+class Model(nnx.Module):
+    def __init__(self, wrap=lambda call: call):
+        self.halves = nnx.List([Half(wrap), Half(wrap)])
+
+    def __call__(self, x):
+        seen = []
+        for half in self.halves:
+            both = half(x, seen)
+            x = both.first + both.rest[0]
+        assert len(seen) == 2
+        return x
+
+
+def recorded(model):
+    """Returns the marks of a run forward and backward, without their classes, and the run."""
+    run = JaxRun(as_candidate(model), [X], {}, Tape(), {})
+    run.backward({0: np.ones(run.tape.outputs[0].shape)})
+    return {(mark.kind, mark.path): values for mark, values in run.marks.items()}, run
+
+
+@pytest.mark.parametrize("wrap", [lambda call: call, jax.jit, jax.checkpoint])
+def test_modules_of_nnx(wrap):
+    model = Model(wrap)
+    marks, run = recorded(model)
+    paths = {"", "halves.0", "halves.1", "halves.0.linear", "halves.1.linear"}
+    assert {path for _, path in marks} == paths
+    for place in range(2):
+        linear, path = model.halves[place].linear, f"halves.{place}.linear"
+        (entered,), (returned,) = marks["enter", path], marks["return", path]
+        right = entered.data @ np.float64(linear.kernel[...]) + np.float64(linear.bias[...])
+        np.testing.assert_allclose(returned.data, right, rtol=1e-12)
+        first, second = marks["return", f"halves.{place}"]
+        assert first is returned
+        np.testing.assert_allclose(second.data, entered.data + 1)
+        assert returned.producer.module == path
+    assert marks["return", ""] == run.tape.outputs
+    # A mark is no operator; the user's own is one, as before.
+    assert {op.name for op in run.tape.operators} >= {"dot_general", "add", "name"}
+    assert sum(op.name == "name" for op in run.tape.operators) == 2
+
+
+class Block(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return jnp.tanh(linen.Dense(D)(x)), linen.Dense(D, name="gate")(x)
+
+
+class LinenModel(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        one, other = linen.remat(Block)(name="block")(x)
+        return one * other
+
+
+def test_modules_of_linen():
+    module = LinenModel()
+    variables = module.init(jax.random.key(0), X)
+    marks, run = recorded((module, variables))
+    assert {path for _, path in marks} == {"", "block", "block.Dense_0", "block.gate"}
+    assert len(marks["return", "block"]) == 2
+    assert marks["return", "block"][1] is marks["return", "block.gate"][0]
+    assert marks["return", ""] == run.tape.outputs
+
+
+def test_functions_have_no_marks():
+    marks, _ = recorded((lambda parameters, x: x @ parameters, np.eye(D)))
+    assert not marks
