@@ -24,6 +24,7 @@ from jaxformer.training.logging.metrics import Tracker, read_metrics
 from jaxformer.training.presets import (
     PRESETS,
     check_adapters,
+    check_schedule,
     check_tokenizer,
     fine_tuning,
     fit_vocabulary,
@@ -162,6 +163,8 @@ def train(
     except ValueError as error:
         raise UsageError(str(error)) from None
     tokenizer = None
+    if before is None:
+        check_schedule(final)
     if before is None and start is None:
         check_adapters(final)
     if before is not None:

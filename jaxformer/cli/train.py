@@ -33,7 +33,12 @@ from jaxformer.cli.starting import read_start
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import PairTrainConfig, TrainConfig
-from jaxformer.training.presets import check_adapters, check_tokenizer, fit_vocabulary
+from jaxformer.training.presets import (
+    check_adapters,
+    check_schedule,
+    check_tokenizer,
+    fit_vocabulary,
+)
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -223,8 +228,10 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     tokenizer = None
     if resume and source is not None:
         raise UsageError("--resume continues the run that is there: leave out --init-from")
-    if resume and peek(arguments, "--config") is not None:
-        raise UsageError("--resume takes the settings from the run's folder: leave out --config")
+    for flag, is_read in (("--config", False), ("--preset", peek(arguments, "--out") is None)):
+        # A preset names the folder where --out does not.
+        if resume and not is_read and peek(arguments, flag) is not None:
+            raise UsageError(f"--resume takes the settings from the run's folder: leave out {flag}")
     if resume:
         from jaxformer.training.resume_checks import check_settings
         from jaxformer.training.run_folder import check_start, stored_config, stored_vocabulary
@@ -250,6 +257,8 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
 
             tokenizer = tokenizer_in(out, vocabulary)
 
+    if not resume:
+        check_schedule(config)
     if not resume and start is None:
         check_adapters(config)
         check_tokenizer(preset, config)

@@ -243,8 +243,9 @@ def _encode_all(
         for place, parts in tasks:
             yield place, encode_parts(encoder, parts, what.dtype)
         return
-    # Rust's threads would compete with the processes.
-    with _environment(TOKENIZERS_PARALLELISM="false"):
+    # Rust's threads would compete with the processes. A new process gets the paths of this one, and
+    # would look in the working folder first for modules such as types.
+    with _environment(TOKENIZERS_PARALLELISM="false", PYTHONSAFEPATH="1"):
         pool = concurrent.futures.ProcessPoolExecutor(
             what.workers,
             multiprocessing.get_context("spawn"),

@@ -36,7 +36,11 @@ def own_command(name: str, *arguments: str) -> list[str]:
         arguments: what follows it.
     """
     script = sys.argv[0] if name == "train" and Path(sys.argv[0]).name == "train.py" else None
-    return [sys.executable, *([script] if script else ["-m", "jaxformer", name]), *arguments]
+    if script:
+        return [sys.executable, script, *arguments]
+    # With -P no module of Python, such as types, is taken from the working folder.
+    looks_here = any(os.path.abspath(path) == os.getcwd() for path in sys.path)
+    return [sys.executable, *([] if looks_here else ["-P"]), "-m", "jaxformer", name, *arguments]
 
 
 def install(extra: str) -> str:

@@ -262,6 +262,23 @@ def check_adapters(config: TrainConfig) -> None:
         )
 
 
+def check_schedule(config: TrainConfig) -> None:
+    """Checks that the learning rate of a new run falls after warm-up.
+
+    Raises:
+        UsageError: it would rise.
+    """
+    optimizer = config.optimizer
+    first, last = optimizer.learning_rate, optimizer.min_learning_rate
+    if optimizer.schedule != "constant" and last > first:
+        raise UsageError(
+            Setting("min_learning_rate"),
+            f" {last:g} is more than ",
+            Setting("learning_rate"),
+            f" {first:g}: the rate would rise after warm-up; give a smaller one",
+        )
+
+
 def fit_vocabulary(preset: str, config: TrainConfig) -> TrainConfig:
     """Returns the settings of a preset for tokens without its own vocabulary.
 

@@ -79,6 +79,11 @@ def test_the_entry_points_are_the_same_command():
         ("--learning-rate inf", ["learning_rate must be finite: got inf"]),
         ("--learning-rate nan", ["learning_rate must be finite: got nan"]),
         ("--learning-rate -1", ["learning_rate must be positive: got -1"]),
+        (
+            "--learning-rate 5e-5 --decay-steps 9",
+            ["--min-learning-rate 0.0001 is more than --learning-rate 5e-05: the rate would rise"],
+        ),
+        ("--resume --out run --preset baby", ["from the run's folder: leave out --preset"]),
         ("--weight-decay -0.1", ["weight_decay must not be negative: got -0.1"]),
         ("--residual-dropout 1", ["residual_dropout must be in [0, 1): got 1"]),
         ("--num-heads 3", ["d_model=128, num_heads=3"]),

@@ -74,6 +74,14 @@ def test_commands_are_shown_as_the_user_can_write_them(shell, monkeypatch):
     assert invocation.command("sample", "x") == "uv run jaxformer sample x"
 
 
+def test_another_process_looks_in_the_working_folder_if_this_one_does(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["jaxformer"])
+    assert invocation.own_command("train", "x")[1:] == ["-P", "-m", "jaxformer", "train", "x"]
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert invocation.own_command("train", "x")[1:] == ["-m", "jaxformer", "train", "x"]
+
+
 def test_extras_are_installed_where_the_user_is(shell, monkeypatch, tmp_path):
     assert invocation.install("plot") == f"pip install '{ROOT}[plot]'"
     monkeypatch.setattr(invocation, "ROOT", tmp_path)

@@ -141,7 +141,10 @@ def test_a_compressed_text_is_that_text(made, tmp_path, name):
     assert one.index == two.index
 
 
-def test_several_workers_make_the_same_files(made, tmp_path):
+def test_several_workers_make_the_same_files(made, tmp_path, monkeypatch):
+    # A file of the user's with the name of a module of Python is none of the workers'.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "types.py").write_text("raise RuntimeError('of the user')")
     source = write_records(tmp_path / "a.jsonl")
     for workers in (1, 2):
         flags = ["--tokenizer", made, "--field", "body", "--val-fraction", 0.1]
