@@ -393,3 +393,22 @@ def test_a_norm_with_a_tiny_eps_is_said_to_have_it():
     (text,) = diagnoses(given, port, FLOATS)
     assert "1e-12" in text
     assert "no such step" not in text
+
+
+def test_a_forgotten_bias_that_is_added_with_the_mask_is_no_other_mask():
+    sees = np.tril(np.ones((4, 4), bool))
+
+    def reference(module, x):
+        y = module.layer(x)
+        mask = torch.where(torch.as_tensor(sees), module.table[module.places], -3e38)
+        return torch.softmax(y @ y.mT + mask, -1) @ x
+
+    def port(params, x):
+        y = linear(params, x)
+        scores = jnp.where(sees, y @ y.swapaxes(-1, -2), -3e38)
+        return jax.nn.softmax(scores) @ x
+
+    given = Linear(reference, table=RANDOM.normal(size=5))
+    given.places = torch.as_tensor(np.abs(np.subtract.outer(np.arange(4), np.arange(4))))
+    (text,) = diagnoses(given, port, FLOATS)
+    assert text.startswith("the index of the model is missing: the reference's add at ")

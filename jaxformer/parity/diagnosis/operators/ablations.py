@@ -120,10 +120,21 @@ def missing_step(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             at = f" at {_line(operator)}" if operator.source else ""
             if term is None:
                 return Diagnosis(f"the reference's {operator.name}{at} is missing")
-            while term.producer is not None and term.producer.name in LAYOUT_ONLY:
-                term = term.producer.inputs[0]
-            return Diagnosis(f"{where(term)} is missing: the reference's {operator.name}{at}")
+            return Diagnosis(
+                f"{where(_first_maker(term))} is missing: the reference's {operator.name}{at}"
+            )
     return None
+
+
+def _first_maker(value: Value) -> Value:
+    """Returns the value that a mask or another layout has made another one of."""
+    while value.producer is not None:
+        read = [v for v in value.producer.inputs if v.dtype.kind == "f" and not v.is_constant]
+        is_masked = value.producer.name == "where" and len(read) == 1
+        if value.producer.name not in LAYOUT_ONLY and not is_masked:
+            break
+        value = read[0] if is_masked else value.producer.inputs[0]
+    return value
 
 
 def _steps(

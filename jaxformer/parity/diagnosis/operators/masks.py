@@ -12,6 +12,8 @@ from jaxformer.parity.segments.operators.walk import Walk
 
 # Scores below it are hidden.
 LOWEST = -1e4
+# What may stand between scores and the operator that hides some of them, and that operator.
+HIDING = {"add", "sub", "mul", "div", "select_n", "tanh", "convert_element_type"}
 # Comparisons that a mask may be made of, with their signs.
 COMPARISONS: dict[str, tuple[str, Callable[..., np.ndarray]]] = {
     "lt": ("<", np.less), "le": ("<=", np.less_equal),
@@ -33,7 +35,9 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         ends = divergence.value, divergence.reference_value
         if not (_is_added_mask(right) or any(map(_reaches_softmax, ends))):
             return _not_finite(own, right)
-        hidden, wanted = (~(array > LOWEST) for array in (own, right))
+        hidden, wanted = (
+            ~(array > LOWEST) for array in (_with_later_mask(divergence, walk), right)
+        )
     # Splines have zeros and the sum 1 too, and no mask.
     elif _is_of_softmax(divergence.value) and all(map(_are_weights, (own, right))):
         hidden, wanted = own == 0, right == 0
@@ -111,6 +115,26 @@ def _other_filling(divergence: Divergence) -> Diagnosis | None:
 def _has_hidden_scores(array: np.ndarray) -> bool:
     """Returns whether some numbers are as low as a masked score."""
     return bool((array < LOWEST).any() or not np.isfinite(array).all())
+
+
+def _with_later_mask(divergence: Divergence, walk: Walk) -> np.ndarray:
+    """Returns what the candidate computes; where it hides scores later, what it has after that.
+
+    One side may add a mask together with a bias, and the other one after it.
+    """
+    waiting = [divergence.value]
+    for value in waiting:
+        array = divergence.array if value is divergence.value else walk.array(value)
+        if _has_hidden_scores(array):
+            return np.asarray(array)
+        waiting += [
+            made
+            for reader in value.consumers
+            if reader.name in HIDING
+            for made in reader.outputs
+            if made.shape == value.shape and made not in waiting
+        ]
+    return divergence.array
 
 
 def _is_added_mask(array: np.ndarray) -> bool:
