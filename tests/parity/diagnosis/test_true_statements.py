@@ -411,4 +411,4 @@ def test_a_forgotten_bias_that_is_added_with_the_mask_is_no_other_mask():
     given = Linear(reference, table=RANDOM.normal(size=5))
     given.places = torch.as_tensor(np.abs(np.subtract.outer(np.arange(4), np.arange(4))))
     (text,) = diagnoses(given, port, FLOATS)
-    assert text.startswith("the index of the model is missing: the reference's add at ")
+    assert text.startswith("the parameter table is missing: the reference's add at ")
