@@ -412,3 +412,34 @@ def test_a_forgotten_bias_that_is_added_with_the_mask_is_no_other_mask():
     given.places = torch.as_tensor(np.abs(np.subtract.outer(np.arange(4), np.arange(4))))
     (text,) = diagnoses(given, port, FLOATS)
     assert text.startswith("the parameter table is missing: the reference's add at ")
+
+
+class Crossed(torch.nn.Module):
+    """Attends to another sequence, after a norm whose bias is zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = torch.nn.LayerNorm(8)
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x, memory):
+        scores = self.q(self.norm(x)) @ self.k(memory).mT
+        return torch.softmax(scores, -1) @ self.v(memory)
+
+
+def test_keys_of_the_wrong_sequence_are_the_one_cause():
+    def port(params, x, memory):
+        centred = x - x.mean(-1, keepdims=True)
+        x = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
+        x = x * params["norm.weight"] + params["norm.bias"]
+        q, k, v = (
+            given @ params[f"{name}.weight"].T + params[f"{name}.bias"]
+            for name, given in (("q", x), ("k", x), ("v", memory))
+        )
+        return jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v
+
+    memory = RANDOM.normal(size=FLOATS.shape)
+    assert diagnoses(Crossed(), port, FLOATS, memory) == [
+        "it equals the mul of norm; it must be the input 1"
+    ]

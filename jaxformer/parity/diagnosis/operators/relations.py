@@ -17,6 +17,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 )
 from jaxformer.parity.matching.operators.layouts import find_layout
 from jaxformer.parity.matching.operators.values import largest, rounding_allowed
+from jaxformer.parity.recording.operators.graph import first_shape
 from jaxformer.parity.segments.operators.divergences import REMAINS, Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import apart
@@ -159,5 +160,8 @@ def other_value(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     matches = walk.index.find(divergence.array)
     if not matches:
         return None
-    own, right = tell_apart(matches[0].value, divergence.reference_value, walk)
+    both = matches[0].value, divergence.reference_value
+    firsts = first_shape(both[0]), first_shape(both[1])
+    # A name says what was computed, and not that it was cast or brought into another shape.
+    own, right = tell_apart(*(both if firsts[0] is firsts[1] else firsts), walk)
     return Diagnosis(f"it equals {own}; it must be {right}")

@@ -195,12 +195,14 @@ class Walk(Anchors):
         elif difference.error <= self._rounding_of_constants(found.value, found.reference_value):
             self.tables.append(Table(found.value, found.reference_value, found.error))
         else:
-            earlier = None if self._is_backward else false_anchor(self, found)
+            is_misread = found.value is value and self._is_misread(value)
+            # What has made a value that is misread is right, also a norm before a bias of zeros.
+            earlier = None if self._is_backward or is_misread else false_anchor(self, found)
             if earlier is not None:
                 del self.matches[earlier[0].index]
                 operators, _ = region_before([value], lambda v: v.index in self.matches)
                 found = self._segment(*earlier, value, wanted, operators)
-            elif found.value is value and self._is_misread(value):
+            elif is_misread:
                 found = dataclasses.replace(
                     found, operators=[], boundary=[value], reader=self._reader
                 )
