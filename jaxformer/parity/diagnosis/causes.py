@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxformer.parity.diagnosis.operators.attempts import diagnose
+from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
 from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.recording.operators.graph import Operator, Value
@@ -58,6 +59,9 @@ def with_stops(
         others: other places that gradients depend on, by what is done there.
         walk: which gets remarks on these places.
     """
+    if any(cause.diagnosis == STOPPED for cause in backward):
+        # What is stopped is no part of other gradients either.
+        backward = [cause for cause in backward if cause.diagnosis != STOPPED_IN_PART]
     found = [*forward, *backward]
     if not backward:
         return found
@@ -117,8 +121,9 @@ def _cause(judged: Judged, walk: Walk) -> RootCause:
     source = _source(operator, is_operand, walk) if operator else ""
     if operator is not None and not source:
         source = _line_after(operator)
+    source = source or _line_that_reads(divergence, walk)
     return RootCause(
-        source or _line_that_reads(divergence, walk),
+        source if found.has_line else "",
         reference.source,
         found.text,
         divergence.error,

@@ -253,3 +253,35 @@ def test_a_gradient_that_the_reference_stops_and_the_lines_of_the_models():
     assert cause.jax_source.endswith(f"test_stopped_gradients.py:{line}")
     # The line within the model, and not the one that called compare.
     assert int(cause.torch_source.rpartition(":")[2]) < line
+
+
+class Tied(torch.nn.Module):
+    """Its table is its head too: the gradient of it has two parts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layer = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, ids):
+        return torch.tanh(self.layer(self.table(ids))) @ self.table.weight.T
+
+
+@pytest.mark.parametrize("stopped", ["x", "table"])
+def test_a_stop_before_a_tied_head_is_one_cause(stopped):
+    def port(params, ids):
+        table = params["table.weight"]
+        x = jnp.tanh(table[ids] @ params["layer.weight"].T + params["layer.bias"])
+        if stopped == "x":
+            x = jax.lax.stop_gradient(x)
+        else:
+            table = jax.lax.stop_gradient(table)
+        return x @ table.T
+
+    reference = Tied()
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    report = compare(reference, (port, arrays), IDS)
+    (cause,) = report.root_causes
+    begin = port.__code__.co_firstlineno
+    assert int(cause.jax_source.rpartition(":")[2]) == begin + (4 if stopped == "x" else 6)
+    assert cause.diagnosis.startswith("no gradient arrives here")

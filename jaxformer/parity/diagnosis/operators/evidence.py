@@ -27,12 +27,14 @@ class Diagnosis:
         operator: of the candidate, where the text is about one.
         is_operand: whether the operator is right, and what it reads is wrong.
         read: the value of the candidate that is read and must not be, where the text is about one.
+        has_line: whether the cause is where the wrong value is made.
     """
 
     text: str
     operator: Operator | None = None
     is_operand: bool = False
     read: Value | None = None
+    has_line: bool = True
 
 
 def fits(one: Any, other: np.ndarray, allowed: float = FITS) -> bool:

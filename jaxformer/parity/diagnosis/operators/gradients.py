@@ -5,20 +5,41 @@ from collections.abc import Collection
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import FITS, Diagnosis, sides_of
+from jaxformer.parity.matching.operators.layouts import find_layout
+from jaxformer.parity.matching.operators.values import largest
 from jaxformer.parity.recording.operators.graph import Operator, Value, region_before
-from jaxformer.parity.recording.operators.kinds import SUMS
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, SUMS
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
+
+STOPPED = "no gradient arrives here in the candidate; in the reference one does"
+STOPPED_IN_PART = "a part of the gradient does not arrive here in the candidate"
+EXTRA = "a gradient arrives here in the candidate; in the reference none does"
 
 
 def stopped_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Returns a diagnosis if a gradient arrives on one side alone."""
     own, right = map(np.any, sides_of(divergence))
+    if own and right and _is_addend(divergence):
+        return Diagnosis(STOPPED_IN_PART, has_line=False)
     if own == right:
         return None
-    if own:
-        return Diagnosis("a gradient arrives here in the candidate; in the reference none does")
-    return Diagnosis("no gradient arrives here in the candidate; in the reference one does")
+    # Zeros that only stand for a gradient are made where another one is added to them.
+    is_filled = all(operator.name in LAYOUT_ONLY for operator in divergence.operators)
+    return Diagnosis(EXTRA) if own else Diagnosis(STOPPED, has_line=not is_filled)
+
+
+def _is_addend(divergence: Divergence) -> bool:
+    """Returns whether the candidate's gradient is one of those that the reference adds up."""
+    own = divergence.array
+    for operator in divergence.reference_operators:
+        if operator.name not in SUMS or operator.outputs[0].size != own.size:
+            continue
+        for value in operator.inputs:
+            allowed = FITS * (largest(own) or 1.0)
+            if value.size == own.size and find_layout(value.data, own, allowed) is not None:
+                return True
+    return False
 
 
 def extra_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:
