@@ -1,5 +1,6 @@
 """Commands as this user has to write them: with ``uv run``, in a clone, or installed."""
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -53,6 +54,9 @@ def install(extra: str) -> str:
         return f"run it with uv run --extra {extra}"
     source = str(ROOT) if (ROOT / "pyproject.toml").is_file() else "jaxformer"
     line = f"pip install '{source}[{extra}]'"
+    if importlib.util.find_spec("pip") is None:
+        # An environment that uv has made.
+        return f"uv {line} --python {shlex.quote(sys.prefix)}"
     managed = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
     if managed and sys.prefix == sys.base_prefix:
         return (

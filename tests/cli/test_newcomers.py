@@ -83,6 +83,10 @@ def test_another_process_looks_in_the_working_folder_if_this_one_does(monkeypatc
 
 
 def test_extras_are_installed_where_the_user_is(shell, monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "prefix", "/a/venv")
+    assert invocation.install("plot") == f"uv pip install '{ROOT}[plot]' --python /a/venv"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert invocation.install("plot") == f"pip install '{ROOT}[plot]'"
     monkeypatch.setattr(invocation, "ROOT", tmp_path)
     assert invocation.install("plot") == "pip install 'jaxformer[plot]'"
