@@ -67,22 +67,24 @@ def release_freed() -> None:
             trim(0)
 
 
-def describe_memory_in_use() -> str:
-    """Returns in words what the first accelerator holds, or this process where there is none."""
+def describe_peak_memory() -> str:
+    """Returns in words the most that the first accelerator held, or this process without one."""
     import jax
 
     stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_in_use" in stats:
-        return f"{stats['bytes_in_use'] / 2**30:.1f} GiB on device"
-    return f"{_resident_bytes() / 2**30:.1f} GiB"
+    if "peak_bytes_in_use" in stats:
+        return f"peak {stats['peak_bytes_in_use'] / 2**30:.1f} GiB on device"
+    return f"peak {_peak_resident_bytes() / 2**30:.1f} GiB"
 
 
-def _resident_bytes() -> int:
-    """Resident memory of this process; its peak where the system gives only that."""
+def _peak_resident_bytes() -> int:
+    """Returns the most memory of this process that was resident at once."""
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
-    except OSError:
+        # Not that of getrusage, which begins with the peak of the program that started this one.
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        found = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(found.split()[1]) * 1024
+    except (OSError, StopIteration):
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from jaxformer.hardware.memory import describe_memory_in_use
+from jaxformer.hardware.memory import describe_peak_memory
 from jaxformer.hardware.units import format_clock, format_thousands
 from jaxformer.training.logging.progress import Reporter
 
@@ -62,7 +62,7 @@ class Dashboard(Reporter):
             "speed": f"{format_thousands(tokens_per_second)} tokens/s",
             "step": f"{ms:.1f} ms",
             "compute": compute,
-            "memory": describe_memory_in_use(),
+            "memory": describe_peak_memory(),
         }
         super().steps_done(step, loss, tokens_per_second, ms, compute)
 

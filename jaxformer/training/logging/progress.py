@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jaxformer.hardware.memory import describe_memory_in_use
+from jaxformer.hardware.memory import describe_peak_memory
 from jaxformer.hardware.screen import Screen
 from jaxformer.hardware.units import format_clock, format_thousands
 
@@ -92,7 +92,7 @@ class Reporter:
         if math.isfinite(self._val_loss):
             numbers += f" · val {self._val_loss:.3f}"
         numbers += f" · {format_thousands(tokens_per_second)} tokens/s · {ms:.1f} ms/step"
-        numbers += (f" · {compute}" if compute else "") + f" · {describe_memory_in_use()}"
+        numbers += (f" · {compute}" if compute else "") + f" · {describe_peak_memory()}"
         self._bar.update(self._task, completed=step, numbers=numbers)
         now = time.monotonic()
         if not self._is_live and (
