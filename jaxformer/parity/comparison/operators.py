@@ -31,6 +31,7 @@ from jaxformer.parity.judging.divergences import judge_backward, judge_forward
 from jaxformer.parity.judging.labels import Labels, arrays_held
 from jaxformer.parity.judging.no_effect import find_without_effect
 from jaxformer.parity.judging.rounding import Rounding
+from jaxformer.parity.matching.operators.computed_parameters import describe_scaled, find_computed
 from jaxformer.parity.matching.operators.module_pairs import pair_by_numbers
 from jaxformer.parity.matching.operators.parameters import buffers_with_gradients
 from jaxformer.parity.matching.operators.rounded_parameters import match_parameters_in_full
@@ -179,10 +180,14 @@ class _Comparison:
         buffers = {name: value.data for name, value in tape.buffers.items()}
         sources = reference.stored | buffers
         self._size = sum(array.size for array in targets.values())
-        self.parameters, known = match_parameters_in_full(sources, targets, buffers)
+        matches, known = match_parameters_in_full(sources, targets, buffers)
+        self.parameters, self.computed = find_computed(matches, targets, tape)
+        unknown = [n for n in matches.unmatched if all(n != one.name for one in self.computed)]
+        self.scaled = [*describe_scaled(unknown, targets, matches.missing, sources)]
+        known = {**known, **{one.name: one.read for one in self.computed}}
         release(self._size)
         self.walk = Walk(tape, line_that_reads, index)
-        self.walk.unknown = set(self.parameters.unmatched)
+        self.walk.unknown = set(unknown)
         self.walk.missing = set(self.parameters.missing)
         self.walk.partly = self.parameters.partly
         self.walk.index.add(tape.values)
@@ -270,7 +275,11 @@ class _Comparison:
             tuple(nodes),
             remarks=(*walk.remarks, *gradients.remarks, *filter(None, [surplus])),
             causes=tuple(causes),
-            weights=tuple(map(str, parameters.wrong)),
+            weights=(
+                *map(str, parameters.wrong),
+                *(one.wrong for one in self.computed if one.wrong),
+                *self.scaled,
+            ),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
             casts=tuple(describe_casts(self.run, parameters)),
             incomplete=tuple(find_incomplete(walk, results, unused, unverified, lacking)),

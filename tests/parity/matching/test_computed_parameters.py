@@ -92,10 +92,20 @@ def off(array):
 
 
 @pytest.mark.parametrize(
-    "name", ["norm", "down", *(pytest.param(n, marks=FULL) for n in ("up", "down_bias"))]
+    "name",
+    ["norm", "down", "last", *(pytest.param(n, marks=FULL) for n in ("up", "down_bias"))],
 )
 def test_one_wrong_number_of_them_is_found(name):
     assert compared(**{name: off}).verdict == "bug"
+
+
+def test_wrong_numbers_are_told_from_what_was_computed():
+    assert compared(norm=off).weights == (
+        "norm is not the add of the model: equal but for entries 3 of axis 0",
+    )
+    assert compared(last=off).weights == (
+        "last is last.weight times a scale, but for entries 0 of axis 0",
+    )
 
 
 def test_a_parameter_in_which_few_numbers_differ_is_that_of_the_reference():

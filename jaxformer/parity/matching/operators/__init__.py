@@ -6,6 +6,7 @@ from the one to the other.
 - ``layouts``: whether two arrays hold the same numbers in another layout, and which.
 - ``content``: exact fingerprints of arrays and of their parts.
 - ``parameters``: which parameters hold the same numbers, and which are wrong.
+- ``computed_parameters``: those that the reference computes of its own each time, or scales.
 - ``parts``: a parameter that is made of parts of others.
 - ``rounded_parameters``: parameters that one side keeps in 16 bits.
 - ``values``: which value of the reference a value of the candidate is.

@@ -189,7 +189,11 @@ def find_layout(
 
 
 def nearest_layout(
-    reference: np.ndarray, candidate: np.ndarray, gain: float = 0.999, is_plain: bool = False
+    reference: np.ndarray,
+    candidate: np.ndarray,
+    gain: float = 0.999,
+    is_plain: bool = False,
+    factor: float = 1.0,
 ) -> tuple[Layout, float] | None:
     """Returns the layout in which two arrays differ least, and their distance.
 
@@ -201,12 +205,13 @@ def nearest_layout(
         candidate: as many numbers, any shape.
         gain: a less simple layout must bring the distance down by this factor.
         is_plain: whether to leave out layouts that turn parts of an axis around.
+        factor: what the candidate's numbers are multiplied by before they are compared.
     """
     if not candidate.size:
         # Of an expert that no token chose.
         return None
     at = sample_indices(candidate.size)
-    wanted = _take(candidate, at)
+    wanted = factor * _take(candidate, at)
     best: tuple[Layout, float] | None = None
     known, places = _all_places(reference.shape, candidate.shape)
     picked = _take(reference, places)

@@ -225,18 +225,25 @@ def _describe(
     far = np.abs(array - wanted)
     wrong = far > 2.0**-20 * np.abs(wanted).max()
     share = float(wrong.mean())
-    message = f"{share:.0%} of its numbers differ"
-    for axis in range(array.ndim):
-        others = tuple(i for i in range(array.ndim) if i != axis)
-        entries = _few_entries(wrong.any(axis=others), axis)
-        if entries:
-            message = f"equal but for {entries}"
-            break
-    else:
-        ratio = array[wanted != 0] / wanted[wanted != 0]
-        if ratio.size and _are_one(ratio):
-            message = f"it is {apart(float(ratio.mean()), 1.0)} times the reference's"
+    message = describe_entries(wrong)
+    ratio = array[wanted != 0] / wanted[wanted != 0]
+    if not message.startswith("equal but") and ratio.size and _are_one(ratio):
+        message = f"it is {apart(float(ratio.mean()), 1.0)} times the reference's"
     return WrongParameter(name, source_name, message, float(far.max()), layout, share)
+
+
+def describe_entries(wrong: np.ndarray) -> str:
+    """Returns which numbers of an array are wrong, in a few words.
+
+    Args:
+        wrong: of each number, whether it is.
+    """
+    for axis in range(wrong.ndim):
+        others = tuple(i for i in range(wrong.ndim) if i != axis)
+        entries = _few_entries(np.asarray(wrong.any(axis=others)), axis)
+        if entries:
+            return f"equal but for {entries}"
+    return f"{float(wrong.mean()):.0%} of its numbers differ"
 
 
 def in_reference_numbers(
