@@ -246,10 +246,10 @@ class _Comparison:
         Args:
             held: the names of the parameters in each module of the reference.
         """
-        returned = {m: values for m, values in self.run.marks.items() if m.kind == "return"}
-        kinds = {mark.path: mark.class_name for mark in returned}
+        marks = self.run.marks
+        kinds = {mark.path: mark.class_name for mark in marks}
         names = pair_by_numbers(
-            {mark.path: values for mark, values in returned.items()},
+            {mark.path: values for mark, values in marks.items()},
             self.reference.returned,
             self.walk.matches,
             held,

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,13 +14,15 @@ from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.effects import seen_positions
-from jaxformer.parity.segments.operators.results import ComparedResult, Results
+from jaxformer.parity.segments.operators.results import ComparedResult, Results, called
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.tolerance import ROUNDOFF, rounding, ulps
 
 # One side rounds more than the other if it is so many times as far from the exact numbers: two
 # right programs round at other places, which makes less.
 MORE = 3.0
+# Of more results than these, nothing is said of the others.
+MOST_RESULTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,46 +56,63 @@ class Rounding:
         for path, other in names.items():
             own.setdefault(other, path)
         for node in nodes:
-            found: dict[str, Any] = {}
+            found: dict[str, float] = {}
             if not node.reference_path:
-                found = self._of_results()
+                first = next(self._results(), None)
+                found = {} if first is None else self._of_result(*first)
             elif node.reference_path in own:
                 found = self._of_module(own[node.reference_path], node.reference_path)
             if node.in_context is None or not found:
                 yield node
                 continue
-            condition = found.pop("condition", None)
-            in_context = dataclasses.replace(node.in_context, **found)
-            node = dataclasses.replace(node, in_context=in_context, condition=condition)
-            yield node if node.verdict == "bug" else judge_node(node)
+            measured = dataclasses.replace(
+                node, in_context=dataclasses.replace(node.in_context, **found)
+            )
+            yield measured if node.verdict == "bug" else judge_node(measured)
 
     def remarks(self, nodes: Sequence[Node]) -> Iterator[str]:
-        """Yields a sentence on the results in the dtype, and one on where the candidate loses more.
+        """Yields sentences on the results in the dtype, and one if the candidate loses more.
 
         Args:
             nodes: with what the dtype rounds.
         """
-        for result, made, wanted in self._results():
-            measured = self._measure(result.reference, result.layout, made, wanted)
-            if "reference_rounding" in measured:
-                own = self._seen(result.layout.invert(made.astype(np.float64), wanted.shape))
-                other = self._seen(wanted.astype(np.float64))
-                yield (
-                    f"in {self.dtype} the results of the two sides are up to "
-                    f"{np.abs(own - other).max():.2g} apart, where the largest number is "
-                    f"{np.abs(other).max():.2g}; from the exact ones the candidate's are "
-                    f"{measured['candidate_rounding']:.1e} and the reference's "
-                    f"{measured['reference_rounding']:.1e} of their size"
-                )
-                break
-        more = [node for node in nodes if _loses_more(node)]
+        results = list(self._results())
+        for result, made, wanted in results[:MOST_RESULTS]:
+            place = self.walk.candidate.outputs.index(result.candidate)
+            name = called(self.walk.candidate.output_names[place]) if len(results) > 1 else ""
+            yield self._describe(result, made, wanted, name or "the results")
+        more = [node for node in nodes if self._loses_more(node)]
+        if not more:
+            return
         # The module inside of which the first one is, is one too.
         inner = [n for n in more if not any(_is_inside(other, n) for other in more)]
-        if inner:
-            yield (
-                f"in {self.dtype} the candidate rounds more than the reference, first in "
-                f"{inner[0].path}: {_described(inner[0])}"
+        found = inner[0].in_context
+        where = f", seen first in what {inner[0].path} returns" if inner[0].reference_path else ""
+        assert found is not None
+        yield (
+            f"in {self.dtype} the candidate rounds more than the reference{where}: it is off by "
+            f"{found.candidate_rounding:.1e}, the reference by {found.reference_rounding:.1e}"
+        )
+
+    def _describe(
+        self, result: ComparedResult, made: np.ndarray, wanted: np.ndarray, name: str
+    ) -> str:
+        """Returns a sentence on a result in the dtype."""
+        found = self._of_result(result, made, wanted)
+        own = self._seen(result.layout.invert(made.astype(np.float64), wanted.shape))
+        other = self._seen(wanted.astype(np.float64))
+        lost = [int((~np.isfinite(array)).sum()) for array in (own, other)]
+        if any(lost) or not found:
+            return (
+                f"in {self.dtype} {lost[0]} of {own.size} numbers of {name} of the candidate are "
+                f"not finite, and {lost[1]} of the reference's"
             )
+        return (
+            f"in {self.dtype} {name} of the two sides are up to {np.abs(own - other).max():.2g} "
+            f"apart, where the largest number is {np.abs(other).max():.2g}; from the exact ones "
+            f"the candidate's are {found['candidate_rounding']:.1e} and the reference's "
+            f"{found['reference_rounding']:.1e} of their size"
+        )
 
     def _results(self) -> Iterator[tuple[ComparedResult, np.ndarray, np.ndarray]]:
         """Yields results that were compared as a whole, and what both sides make in the dtype."""
@@ -104,50 +122,34 @@ class Rounding:
             other = next(n for n, value in enumerate(outputs) if value is result.reference)
             made = self.runs[0].results.get(names[0][place])
             wanted = self.runs[1].results.get(names[1][other])
-            if result.part is None and made is not None and wanted is not None:
+            if result.part is not None or made is None or wanted is None:
+                continue
+            if wanted.shape == result.reference.shape and made.size == wanted.size > 0:
                 yield result, made, wanted
 
-    def _of_results(self) -> dict[str, Any]:
-        """Returns what is rounded in the first result that was compared as a whole."""
-        for result, made, wanted in self._results():
-            return self._measure(result.reference, result.layout, made, wanted)
+    def _of_result(
+        self, result: ComparedResult, made: np.ndarray, wanted: np.ndarray
+    ) -> dict[str, float]:
+        """Returns what is rounded in a result."""
+        return self._measure(result.reference, result.layout, made, wanted)
+
+    def _of_module(self, path: str, reference_path: str) -> dict[str, float]:
+        """Returns what is rounded in the first value that a module returns."""
+        made = self.runs[0].returned.get(path)
+        values = [v for mark, v in self.candidate.marks.items() if mark.path == path]
+        among = self.reference.returned[reference_path]
+        wanted = self.runs[1].returned.get(reference_path, ())
+        if made is None or not values or len(among) != len(wanted):
+            return {}
+        for match in self.walk.matches.get(values[0][0].index, ()):
+            for place, value in enumerate(among):
+                if match.value is value:
+                    return self._measure(value, match.layout, made[0], wanted[place])
         return {}
 
-    def _of_module(self, path: str, reference_path: str) -> dict[str, Any]:
-        """Returns what is rounded in what a module returns first."""
-        made = self.runs[0].returned.get(path)
-        found = self._twin("return", path, self.reference.returned[reference_path])
-        if made is None or found is None:
-            return {}
-        measured = self._measure(*found, made, self.runs[1].returned.get(reference_path))
-        entered, source = self.runs[0].entered.get(path), self._twin("enter", path)
-        if measured and entered is not None and source is not None:
-            before = self._measure(*source, entered, None)
-            error = max(before.get("candidate_rounding", 0.0), ROUNDOFF[self.dtype])
-            measured["condition"] = measured["candidate_rounding"] / error
-        return measured
-
-    def _twin(
-        self, kind: str, path: str, among: Sequence[Value] | None = None
-    ) -> tuple[Value, Layout] | None:
-        """Returns the reference's value of what first enters or leaves a module, and its layout.
-
-        Args:
-            kind: of the mark.
-            path: of the candidate's module.
-            among: the reference's values that it may be; default any.
-        """
-        first = next(
-            v[0] for m, v in self.candidate.marks.items() if (m.kind, m.path) == (kind, path)
-        )
-        for match in self.walk.matches.get(first.index, ()):
-            if among is None or any(match.value is value for value in among):
-                return match.value, match.layout
-        return None
-
     def _measure(
-        self, exact: Value, layout: Layout, made: np.ndarray, wanted: np.ndarray | None
-    ) -> dict[str, Any]:
+        self, exact: Value, layout: Layout, made: np.ndarray, wanted: np.ndarray
+    ) -> dict[str, float]:
         """Returns the fields of a difference that say what is rounded.
 
         Args:
@@ -156,16 +158,28 @@ class Rounding:
             made: the candidate's array in the dtype.
             wanted: the reference's.
         """
-        if made.size != exact.size:
-            return {}
         right = self._seen(exact.data)
-        own = self._seen(layout.invert(made.astype(np.float64), exact.shape))
-        if not np.isfinite(right).all():
+        if made.size != exact.size or wanted.shape != exact.shape or not np.isfinite(right).all():
             return {}
-        found = {"candidate_rounding": rounding(own, right), "ulps": ulps(own, right, self.dtype)}
-        if wanted is not None and wanted.shape == exact.shape:
-            found["reference_rounding"] = rounding(self._seen(wanted.astype(np.float64)), right)
-        return found
+        own = self._seen(layout.invert(made.astype(np.float64), exact.shape))
+        other = self._seen(wanted.astype(np.float64))
+        found = [
+            rounding(array, right) if np.isfinite(array).all() else np.inf for array in (own, other)
+        ]
+        return {
+            "candidate_rounding": found[0],
+            "reference_rounding": found[1],
+            "ulps": ulps(own, right, self.dtype) if np.isfinite(found[0]) else np.inf,
+        }
+
+    def _loses_more(self, node: Node) -> bool:
+        """Returns whether the candidate's module rounds much more than the reference's."""
+        found = node.in_context
+        if found is None or found.candidate_rounding is None or found.reference_rounding is None:
+            return False
+        # One that only looks numbers up rounds nothing.
+        least = max(found.reference_rounding, ROUNDOFF[self.dtype])
+        return found.candidate_rounding > MORE * least
 
     def _seen(self, array: np.ndarray) -> np.ndarray:
         """Returns the rows (n, ...) of an array (B, T, ...) that are no padding, or all of it."""
@@ -179,26 +193,8 @@ class Rounding:
         return seen_positions(self.walk.reference)
 
 
-def _loses_more(node: Node) -> bool:
-    """Returns whether the candidate's module rounds much more than the reference's."""
-    found = node.in_context
-    if found is None or found.candidate_rounding is None or not found.reference_rounding:
-        return False
-    return found.candidate_rounding > MORE * found.reference_rounding
-
-
 def _is_inside(node: Node, other: Node) -> bool:
     """Returns whether a node's module is inside of another's."""
     return node is not other and f"{node.reference_path}.".startswith(
         f"{other.reference_path}.".lstrip(".")
-    )
-
-
-def _described(node: Node) -> str:
-    """Returns what a node's module rounds on both sides."""
-    found = node.in_context
-    assert found is not None
-    return (
-        f"it is off by {found.candidate_rounding:.1e}, the reference by "
-        f"{found.reference_rounding:.1e}"
     )

@@ -39,9 +39,19 @@ def intercept_calls_of_tree(tree: Any, on_call: CallHandler) -> Iterator[None]:
         yield
 
 
-def _callables_in(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dataclasses in a tree that can be called, with their paths as JAX writes them."""
+def _callables_in(
+    node: Any, path: str = "", around: tuple[int, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yields the dataclasses in a tree that can be called, with their paths as JAX writes them.
+
+    Args:
+        node: the tree, or a part of it.
+        path: of the part.
+        around: the parts that it is in, which settings may lead back to.
+    """
     inside: Iterable[tuple[str, Any]] = ()
+    if id(node) in around:
+        return
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         if callable(node):
             yield path, node
@@ -52,7 +62,7 @@ def _callables_in(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(node, dict):
         inside = [(f"[{key!r}]", one) for key, one in node.items()]
     for name, one in inside:
-        yield from _callables_in(one, f"{path}{name}".lstrip("."))
+        yield from _callables_in(one, f"{path}{name}".lstrip("."), (*around, id(node)))
 
 
 @contextlib.contextmanager

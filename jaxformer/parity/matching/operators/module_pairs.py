@@ -41,10 +41,19 @@ def pair_by_numbers(
         own = [twins[name] for name in twins if _is_inside(name, path, collections)]
         if not path or not own:
             continue
-        equal = (match.value.index for value in values for match in matches.get(value.index, ()))
-        others = (other for index in equal for other in returning[index])
-        for other in others:
-            if other and other not in found.values() and _are_same(own, held[other], parameters):
+        known = [equal for value in values if (equal := matches.get(value.index))]
+        # One that returns what several modules return stands for all of them, as in a scan.
+        others = [
+            list(dict.fromkeys(other for match in one for other in returning[match.value.index]))
+            for one in known
+        ]
+        for other in others[0] if others else ():
+            if (
+                other
+                and other not in found.values()
+                and all(other in each for each in others)
+                and _are_same(own, held[other], parameters)
+            ):
                 found[path] = other
                 break
     return found

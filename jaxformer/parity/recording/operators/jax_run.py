@@ -59,8 +59,8 @@ class JaxRun:
     Attributes:
         tape: the same.
         no_gradients: why there is no backward pass; "" if there is one.
-        marks: the values that enter its modules, and those that these return, call by call; of
-            frameworks whose modules are known.
+        marks: the values that its modules return, call by call; of frameworks whose modules are
+            known.
 
     Raises:
         UsageError: a positional argument holds what is no number.

@@ -1,13 +1,14 @@
-"""Marks in a candidate's jaxpr: what enters a module, what it returns, and which one is running.
+"""Marks in a candidate's jaxpr: what a module returns, and which one is running.
 
 A mark is an operator of JAX that changes nothing and has a name. It stays in the jaxpr wherever the
-framework puts the call: under ``jit``, ``checkpoint`` or a gradient.
+framework puts the call: under ``jit``, ``checkpoint`` or a gradient. What enters a module has no
+mark: its code may ask whether two arguments are the same object.
 """
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from flax import linen
@@ -23,15 +24,13 @@ OPERATOR, BEGINNING = "name", "jaxformer"
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """One array of floats that enters a module, or that the module returns.
+    """That an array of floats is what a module returns.
 
     Attributes:
-        kind: which of the two.
         class_name: of the module.
         path: of the module.
     """
 
-    kind: Literal["enter", "return"]
     class_name: str
     path: str
 
@@ -41,19 +40,27 @@ class Mark:
         name = str(equation.params.get("name"))
         if equation.primitive.name != OPERATOR or not name.startswith(f"{BEGINNING} "):
             return None
-        _, kind, class_name, path = name.split(" ", 3)
-        return cls(kind, class_name, path)  # type: ignore[arg-type]
+        _, class_name, path = name.split(" ", 2)
+        return cls(class_name, path)
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: Any, given: Any) -> Any:
         """Returns an array, or a tuple of arrays, with this mark; all else as it is.
 
-        A list or a dict may be one that somebody writes to later: it stays the same object.
+        A list or a dict may be one that somebody writes to later: it stays the same object. So does
+        what the module was given.
+
+        Args:
+            value: what the module returns.
+            given: its arguments.
         """
         if isinstance(value, jax.core.Tracer) and is_float(value):
-            return checkpoint_name(value, f"{BEGINNING} {self.kind} {self.class_name} {self.path}")
-        if isinstance(value, tuple):
-            marked = map(self.put, value)
-            return type(value)(*marked) if hasattr(value, "_fields") else tuple(marked)
+            if any(value is one for one in jax.tree.leaves(given)):
+                return value
+            return checkpoint_name(value, f"{BEGINNING} {self.class_name} {self.path}")
+        if type(value) is tuple:
+            return tuple(self.put(one, given) for one in value)
+        if isinstance(value, tuple) and hasattr(value, "_make"):
+            return type(value)._make(self.put(one, given) for one in value)
         return value
 
 
@@ -103,7 +110,5 @@ def _named_and_marked(
 
 
 def _marked(path: str, module: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a module with marks on what enters it and on what it returns."""
-    enters, returns = (Mark(kind, type(module).__name__, path) for kind in ("enter", "return"))
-    given = {name: enters.put(value) for name, value in kwargs.items()}
-    return returns.put(call(*map(enters.put, args), **given))
+    """Calls a module, and marks what it returns."""
+    return Mark(type(module).__name__, path).put(call(*args, **kwargs), (args, kwargs))

@@ -5,6 +5,7 @@ operator, as JAX rounds each of them; the reference by PyTorch.
 """
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 from jaxformer.parity.recording.jax_values import is_float
 from jaxformer.parity.recording.operators.candidates import Caller, Candidate
 from jaxformer.parity.recording.operators.evaluation import evaluate_in_jax
-from jaxformer.parity.recording.operators.module_marks import Mark
 from jaxformer.parity.recording.operators.tracing import results_by_path
 from jaxformer.parity.recording.result_parts import in_real_parts
 from jaxformer.parity.recording.torch_values import (
@@ -31,8 +31,6 @@ from jaxformer.parity.recording.torch_values import (
 )
 from jaxformer.parity.recording.torch_values import is_float as is_float_tensor
 
-Arrays = Mapping[str, np.ndarray]
-
 
 @dataclasses.dataclass(frozen=True)
 class NarrowRun:
@@ -40,13 +38,11 @@ class NarrowRun:
 
     Attributes:
         results: its float results, by path.
-        returned: of each of its modules, by path, the first float array that it returns.
-        entered: the same of the first float array that enters it; of the candidate alone.
+        returned: of each of its modules, by path, the float arrays that it returns, call by call.
     """
 
-    results: Arrays
-    returned: Arrays
-    entered: Arrays = dataclasses.field(default_factory=dict)
+    results: Mapping[str, np.ndarray]
+    returned: Mapping[str, Sequence[np.ndarray]]
 
 
 def run_candidate_in(
@@ -60,7 +56,7 @@ def run_candidate_in(
         args: positional arguments, numpy arrays.
         kwargs: named ones.
     """
-    marked: dict[Mark, np.ndarray] = {}
+    returned: dict[str, list[np.ndarray]] = defaultdict(list)
     names: list[str] = []
     call, given = candidate.with_inputs(args, kwargs)
 
@@ -76,13 +72,10 @@ def run_candidate_in(
         found = evaluate_in_jax(
             jax.make_jaxpr(run)(*given),
             jax.tree.leaves(given),
-            lambda mark, made: marked.setdefault(mark, np.asarray(made)),
+            lambda mark, made: returned[mark.path].append(np.asarray(made)),
         )
-    return NarrowRun(
-        {name: np.asarray(made) for name, made in zip(names, found, strict=True)},
-        {mark.path: made for mark, made in marked.items() if mark.kind == "return"},
-        {mark.path: made for mark, made in marked.items() if mark.kind == "enter"},
-    )
+    results = {name: np.asarray(made) for name, made in zip(names, found, strict=True)}
+    return NarrowRun(results, returned)
 
 
 def run_reference_in(
@@ -103,7 +96,7 @@ def run_reference_in(
     """
     torch = require_torch()
     narrow = in_narrow(module, dtype)
-    returned: dict[str, np.ndarray] = {}
+    returned: dict[str, list[np.ndarray]] = defaultdict(list)
 
     def cast(value: Any) -> Any:
         value = tensor(value) if isinstance(value, np.ndarray) else value
@@ -111,9 +104,7 @@ def run_reference_in(
 
     def keep(path: str) -> Any:
         def kept(module: Any, args: Any, output: Any) -> None:
-            found = floats(output)
-            if found and path not in returned:
-                returned[path] = array(found[0])
+            returned[path] += map(array, floats(output))
 
         return kept
 
