@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from torch import nn
 
 from jaxformer.errors import UsageError
@@ -62,7 +63,8 @@ def test_the_module_that_rounds_more_is_named(reference):
     candidate = Narrow(reference)
     report = compare(reference, candidate, [hidden()], backward=False, dtype="float32")
     _, more = remarks(report, "float32")
-    assert more.startswith("in float32 the candidate rounds more than the reference, first in ln: ")
+    start = "in float32 the candidate rounds more than the reference, seen first in what ln returns"
+    assert more.startswith(start)
     assert compare(reference, candidate, [hidden()], backward=False).dtype == "float64"
 
 
@@ -113,3 +115,59 @@ def test_a_dtype_that_a_model_does_not_take(reference):
     assert report.remarks[-1] == (
         "what float16 rounds was not measured: AssertionError: no float16 here"
     )
+
+
+def test_of_a_function_no_module_is_named(reference):
+    def candidate(parameters, x):
+        return LinenMlp().apply(parameters, x).astype(jnp.bfloat16).astype(x.dtype)
+
+    arrays = as_arrays(reference)
+    report = compare(reference, (candidate, arrays), [hidden()], backward=False, dtype="float32")
+    _, more = remarks(report, "float32")
+    assert more.startswith("in float32 the candidate rounds more than the reference: it is off by ")
+
+
+class Lookup(nn.Module):
+    """Looks rows up, which rounds nothing, and returns two results."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.linear = nn.Embedding(9, D), nn.Linear(D, D)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return x, self.linear(x) * 3e5
+
+
+class CandidateLookup(nnx.Module):
+    def __init__(self, reference):
+        self.table = Rough(9, D, rngs=nnx.Rngs(0))
+        self.table.embedding.set_value(jnp.asarray(reference.table.weight.detach().numpy()))
+        self.linear = nnx.Linear(D, D, rngs=nnx.Rngs(0))
+        self.linear.kernel.set_value(jnp.asarray(reference.linear.weight.detach().numpy().T))
+        self.linear.bias.set_value(jnp.asarray(reference.linear.bias.detach().numpy()))
+
+    def __call__(self, ids):
+        x = self.table(ids)
+        return x, self.linear(x) * 3e5
+
+
+class Rough(nnx.Embed):
+    def __call__(self, ids):
+        rows = super().__call__(ids)
+        return rows.astype(jnp.bfloat16).astype(rows.dtype)
+
+
+def test_each_result_has_a_sentence_and_a_lookup_is_exact():
+    torch.manual_seed(0)
+    reference = Lookup()
+    candidate = CandidateLookup(reference)
+    ids = np.arange(6).reshape(2, 3)
+    report = compare(reference, candidate, [ids], backward=False, dtype="float32")
+    first, second, more = remarks(report, "float32")
+    assert first.startswith("in float32 result 0 of the two sides are up to")
+    assert second.startswith("in float32 result 1 of the two sides are up to")
+    assert "seen first in what table returns" in more
+    report = compare(reference, candidate, [ids], backward=False, dtype="float16")
+    _, second, *_ = remarks(report, "float16")
+    assert "numbers of result 1 of the candidate are not finite, and " in second

@@ -3,6 +3,7 @@
 import equinox
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from flax import linen, nnx
@@ -88,6 +89,23 @@ class LinenMlp(linen.Module):
         return x + linen.Dense(D, name="down")(jax.nn.relu(inner))
 
 
+class ScannedMlp(linen.Module):
+    """The layers of a stack, one after another in a scan."""
+
+    @linen.compact
+    def __call__(self, x):
+        layers = linen.scan(
+            Carried, variable_axes={"params": 0}, split_rngs={"params": True}, length=2
+        )
+        return jnp.tanh(layers(name="layers")(x, None)[0])
+
+
+class Carried(linen.Module):
+    @linen.compact
+    def __call__(self, x, _):
+        return LinenMlp(name="mlp")(x), None
+
+
 def as_arrays(reference):
     """The parameters of a ReferenceMlp for Linen."""
 
@@ -133,6 +151,16 @@ def test_equinox_modules_name_themselves():
     report = compare(reference, EquinoxMlp(reference), [hidden()])
     assert report.verdict == "rounding"
     assert paths(report) == {"": "", "norm": "ln", "first": "layers[0]", "second": "layers[1]"}
+
+
+def test_a_module_that_stands_for_several_layers_has_the_name_of_none():
+    reference = randomize(Stack())
+    each = [as_arrays(layer.mlp)["params"] for layer in reference.layers]
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *each)
+    variables = {"params": {"layers": {"mlp": stacked}}}
+    report = compare(reference, (ScannedMlp(), variables), [hidden()])
+    assert report.verdict == "rounding"
+    assert all(path == own for path, own in paths(report).items())
 
 
 def test_what_has_no_modules_keeps_the_names_of_the_reference():

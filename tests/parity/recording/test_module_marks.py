@@ -1,4 +1,4 @@
-"""What enters and leaves a candidate's modules, marked in its jaxpr."""
+"""What a candidate's modules return, marked in its jaxpr."""
 
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ def recorded(model):
     """Returns the marks of a run forward and backward, without their classes, and the run."""
     run = JaxRun(as_candidate(model), [X], {}, Tape(), {})
     run.backward({0: np.ones(run.tape.outputs[0].shape)})
-    return {(mark.kind, mark.path): values for mark, values in run.marks.items()}, run
+    return {mark.path: values for mark, values in run.marks.items()}, run
 
 
 @pytest.mark.parametrize("wrap", [lambda call: call, jax.jit, jax.checkpoint])
@@ -59,17 +59,19 @@ def test_modules_of_nnx(wrap):
     model = Model(wrap)
     marks, run = recorded(model)
     paths = {"", "halves.0", "halves.1", "halves.0.linear", "halves.1.linear"}
-    assert {path for _, path in marks} == paths
+    assert set(marks) == paths
+    entered = X
     for place in range(2):
         linear, path = model.halves[place].linear, f"halves.{place}.linear"
-        (entered,), (returned,) = marks["enter", path], marks["return", path]
-        right = entered.data @ np.float64(linear.kernel[...]) + np.float64(linear.bias[...])
+        (returned,) = marks[path]
+        right = entered @ np.float64(linear.kernel[...]) + np.float64(linear.bias[...])
         np.testing.assert_allclose(returned.data, right, rtol=1e-12)
-        first, second = marks["return", f"halves.{place}"]
+        first, second = marks[f"halves.{place}"]
         assert first is returned
-        np.testing.assert_allclose(second.data, entered.data + 1)
+        np.testing.assert_allclose(second.data, entered + 1)
         assert returned.producer.module == path
-    assert marks["return", ""] == run.tape.outputs
+        entered = first.data + second.data
+    assert marks[""] == run.tape.outputs
     # A mark is no operator; the user's own is one, as before.
     assert {op.name for op in run.tape.operators} >= {"dot_general", "add", "name"}
     assert sum(op.name == "name" for op in run.tape.operators) == 2
@@ -92,10 +94,49 @@ def test_modules_of_linen():
     module = LinenModel()
     variables = module.init(jax.random.key(0), X)
     marks, run = recorded((module, variables))
-    assert {path for _, path in marks} == {"", "block", "block.Dense_0", "block.gate"}
-    assert len(marks["return", "block"]) == 2
-    assert marks["return", "block"][1] is marks["return", "block.gate"][0]
-    assert marks["return", ""] == run.tape.outputs
+    assert set(marks) == {"", "block", "block.Dense_0", "block.gate"}
+    assert len(marks["block"]) == 2
+    assert marks["block"][1] is marks["block.gate"][0]
+    assert marks[""] == run.tape.outputs
+
+
+class Pair(tuple):
+    """A tuple of a class of its own."""
+
+    __slots__ = ()
+
+    @property
+    def second(self):
+        return self[1]
+
+
+class Same(nnx.Module):
+    """Asks whether it is given one array twice, and whether a part returned what it was given."""
+
+    def __init__(self):
+        self.identity = Identity()
+
+    def __call__(self, x):
+        return self.attend(Pair((x, x)))
+
+    def attend(self, both):
+        assert both[0] is both.second
+        kept = self.identity(both)
+        assert kept is both
+        one = self.identity(both[0])
+        assert one is both[0]
+        return 2 * one
+
+
+class Identity(nnx.Module):
+    def __call__(self, x):
+        return x
+
+
+def test_what_a_module_is_given_stays_the_same_object():
+    marks, run = recorded(Same())
+    assert set(marks) == {""}
+    np.testing.assert_allclose(run.tape.outputs[0].data, 2 * X)
 
 
 def test_functions_have_no_marks():

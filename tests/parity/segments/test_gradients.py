@@ -330,3 +330,33 @@ def test_results_that_are_no_numbers_have_no_gradients():
         "gradients were not compared: the results of the reference have NaN, and so have its "
         "inputs: input"
     )
+
+
+class Crossed(torch.nn.Module):
+    """Attends to another sequence, which may be the same one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x, memory):
+        return torch.softmax(self.q(x) @ self.k(memory).mT, -1) @ memory
+
+
+@pytest.mark.parametrize("names", [None, ("x", "memory")])
+def test_two_inputs_with_the_same_numbers_have_gradients_of_their_own(names):
+    def port(params, x, memory):
+        q, k = (
+            given @ params[f"{name}.weight"].T + params[f"{name}.bias"]
+            for name, given in (("q", x), ("k", memory))
+        )
+        return jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ memory
+
+    reference = Crossed()
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    given = [x, x.copy()] if names is None else dict(zip(names, (x, x), strict=True))
+    report = compare(reference, (port, arrays), given)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (6, 6)

@@ -334,17 +334,24 @@ class _Comparison:
 
     def _compare_input(self, value: Value) -> None:
         own = self._own.get(value.index)
-        found = [
-            self._right_of_inputs[m.value.index]
+        twins = [
+            m.value
             for m in self._walk.matches.get(value.index, ())
             if m.value.index in self._right_of_inputs
         ]
-        if own is None or not found:
+        if own is None or not twins:
             return
-        if self._frozen.has_stops and not self._equals(own, found[0]):
+        # Several inputs may hold the same numbers: keys and values that begin as zeros, or a source
+        # that is the target too. The one of the same name is meant, where there is one.
+        named = [one for one in twins if one.name == value.name]
+        right = [self._right_of_inputs[one.index] for one in named or twins]
+        equal = next((one for one in right if self._equals(own, one)), None)
+        if self._frozen.has_stops and equal is None:
             self._frozen.inputs.append(value.name)
+        elif equal is not None or len(right) == 1:
+            self._require(own, equal or right[0])
         else:
-            self._require(own, found[0])
+            self._left.append(value.name)
 
     def _derive(self, name: str, values: Sequence[Value], make: Callable[..., np.ndarray]) -> Value:
         """Returns a value that is made of others of the reference."""
