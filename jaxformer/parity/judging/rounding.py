@@ -108,9 +108,9 @@ class Rounding:
                 f"not finite, and {lost[1]} of the reference's"
             )
         return (
-            f"in {self.dtype} {name} of the two sides are up to {np.abs(own - other).max():.2g} "
-            f"apart, where the largest number is {np.abs(other).max():.2g}; from the exact ones "
-            f"the candidate's are {found['candidate_rounding']:.1e} and the reference's "
+            f"in {self.dtype} the two sides are up to {np.abs(own - other).max():.2g} apart in "
+            f"{name}, where the largest number is {np.abs(other).max():.2g}; from the exact "
+            f"numbers the candidate's are {found['candidate_rounding']:.1e} and the reference's "
             f"{found['reference_rounding']:.1e} of their size"
         )
 
