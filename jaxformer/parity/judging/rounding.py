@@ -84,10 +84,13 @@ class Rounding:
         more = [node for node in nodes if self._loses_more(node)]
         if not more:
             return
-        # The module inside of which the first one is, is one too.
+        # The module inside of which the first one is, is one too. A module returns after those
+        # inside of it.
         inner = [n for n in more if not any(_is_inside(other, n) for other in more)]
-        found = inner[0].in_context
-        where = f", seen first in what {inner[0].path} returns" if inner[0].reference_path else ""
+        order = {path: place for place, path in enumerate(self.reference.returned)}
+        first = min(inner, key=lambda node: order[node.reference_path])
+        found = first.in_context
+        where = f", seen first in what {first.path} returns" if first.reference_path else ""
         assert found is not None
         yield (
             f"in {self.dtype} the candidate rounds more than the reference{where}: it is off by "

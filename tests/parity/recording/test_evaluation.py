@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Literal
 
+from jaxformer.parity.recording.operators.equations import literal
 from jaxformer.parity.recording.operators.evaluation import evaluate_in_jax, evaluate_in_numpy
 from jaxformer.parity.tolerance import rounding
 
@@ -112,3 +114,14 @@ def test_a_value_is_freed_when_it_was_read_last():
         assert tracemalloc.get_traced_memory()[1] < 4 * x.nbytes
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_a_number_in_a_narrow_dtype_is_the_decimal_that_was_written(dtype):
+    jaxpr = jax.make_jaxpr(lambda x: x + 1e-5)(jnp.zeros(3, dtype))
+    (written,) = (atom for atom in jaxpr.jaxpr.eqns[0].invars if isinstance(atom, Literal))
+    assert literal(written) == 1e-5
+    for number in (0.0, -np.inf, 3.0, 0.1, 12345.0):
+        jaxpr = jax.make_jaxpr(lambda x, n=number: x + n)(jnp.zeros(3, jnp.bfloat16))
+        (written,) = (atom for atom in jaxpr.jaxpr.eqns[0].invars if isinstance(atom, Literal))
+        assert np.asarray(literal(written), jnp.bfloat16) == jnp.bfloat16(number)

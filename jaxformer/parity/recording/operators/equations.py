@@ -111,12 +111,22 @@ def exact_decimal(number: Any) -> Any:
     return number
 
 
+def _shortest_decimal(number: Any, dtype: Any) -> float:
+    """Returns the shortest decimal number that a dtype of few bits rounds to a number."""
+    decimals = (float(f"{float(number):.{digits}g}") for digits in range(1, 6))
+    return next((d for d in decimals if np.asarray(d, dtype) == number), float(number))
+
+
 def literal(atom: Any) -> Any:
     """Returns the number that is written into a jaxpr; a float as the decimal that was meant."""
     value = atom.val
     dtype = atom.aval.dtype
     if jnp.issubdtype(dtype, jnp.floating):
-        return np.asarray(exact_decimal(value) if dtype != np.float64 else value, np.float64)
+        if dtype.itemsize < 4:
+            value = _shortest_decimal(value, dtype)
+        elif dtype == np.float32:
+            value = exact_decimal(value)
+        return np.asarray(value, np.float64)
     if dtype == np.complex64:
         real, imaginary = np.float32(value.real), np.float32(value.imag)
         return np.asarray(complex(exact_decimal(real), exact_decimal(imaginary)))
