@@ -38,7 +38,8 @@ def pair_by_numbers(
     twins = _twins(parameters)
     found: dict[str, str] = {}
     for path, values in returned.items():
-        own = [twins[name] for name in twins if _is_inside(name, path, collections)]
+        inside = _beginnings(path, collections)
+        own = [each for name, each in twins.items() if name.startswith(inside)]
         if not path or not own:
             continue
         known = [equal for value in values if (equal := matches.get(value.index))]
@@ -63,13 +64,14 @@ def _twins(parameters: ParameterMatches) -> dict[str, set[str]]:
     """Returns of each parameter of the candidate those of the reference that it may be."""
     whole = {name: set(twins) for name, twins in parameters.whole.items()}
     wrong = {one.candidate: {one.reference} for one in parameters.wrong}
-    return {**whole, **parameters.in_parts, **wrong}
+    found = {**whole, **parameters.in_parts, **wrong}
+    # JAX begins the path of a field with a dot.
+    return {name.lstrip("."): twins for name, twins in found.items()}
 
 
-def _is_inside(name: str, path: str, collections: Iterable[str]) -> bool:
-    """Returns whether a parameter is in the module at a path."""
-    inside = [f"{tree}.{path}{end}".lstrip(".") for tree in collections for end in (".", "[")]
-    return name.lstrip(".").startswith(tuple(inside))
+def _beginnings(path: str, collections: Iterable[str]) -> tuple[str, ...]:
+    """Returns how the names of the parameters in the module at a path begin."""
+    return tuple(f"{tree}.{path}{end}".lstrip(".") for tree in collections for end in (".", "["))
 
 
 def _are_same(own: Sequence[set[str]], held: Collection[str], parameters: ParameterMatches) -> bool:
