@@ -254,6 +254,7 @@ class _Comparison:
             self.walk.matches,
             held,
             self.parameters,
+            self.reference.tape.buffers,
             self.model.collections,
         )
         return Labels(names, kinds, held)

@@ -18,6 +18,7 @@ def pair_by_numbers(
     matches: Mapping[int, Sequence[Match]],
     held: Mapping[str, Collection[str]],
     parameters: ParameterMatches,
+    buffers: Collection[str],
     collections: Collection[str],
 ) -> dict[str, str]:
     """Returns paths of the candidate's modules to paths of the reference's.
@@ -27,8 +28,9 @@ def pair_by_numbers(
             module after those inside it.
         reference_returned: the same of the reference.
         matches: of each value of the candidate, those of the reference that it equals.
-        held: the names of the parameters in each module of the reference.
+        held: the names of the parameters and buffers in each module of the reference.
         parameters: which of both sides are equal, or almost.
+        buffers: the names of the reference's buffers, which a candidate need not have.
         collections: the trees that hold the candidate's parameters.
     """
     returning: dict[int, list[str]] = defaultdict(list)
@@ -36,6 +38,7 @@ def pair_by_numbers(
         for value in values:
             returning[value.index].append(path)
     twins = _twins(parameters)
+    optional = {*buffers, *parameters.missing}
     found: dict[str, str] = {}
     for path, values in returned.items():
         inside = _beginnings(path, collections)
@@ -53,7 +56,7 @@ def pair_by_numbers(
                 other
                 and other not in found.values()
                 and all(other in each for each in others)
-                and _are_same(own, held[other], parameters)
+                and _are_same(own, held[other], optional)
             ):
                 found[path] = other
                 break
@@ -74,14 +77,13 @@ def _beginnings(path: str, collections: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{tree}.{path}{end}".lstrip(".") for tree in collections for end in (".", "["))
 
 
-def _are_same(own: Sequence[set[str]], held: Collection[str], parameters: ParameterMatches) -> bool:
+def _are_same(own: Sequence[set[str]], held: Collection[str], optional: Collection[str]) -> bool:
     """Returns whether two modules may hold the same parameters.
 
     Args:
         own: of each parameter of the candidate's module, those of the reference that it may be.
         held: the names of those of the reference's module.
-        parameters: which the candidate lacks.
+        optional: names of those that the candidate need not have, or lacks.
     """
-    known = set().union(*own)
-    wanted = {name for name in held if name not in parameters.missing}
-    return all(twins.intersection(held) for twins in own) and wanted <= known
+    wanted = {name for name in held if name not in optional}
+    return all(twins.intersection(held) for twins in own) and wanted <= set().union(*own)
