@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from flax import linen
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.parameters import join_path
@@ -91,6 +90,7 @@ def marked_tree(module: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def marked_linen() -> Iterator[None]:
     """Marks the calls of Linen modules inside the ``with`` block; Linen names what runs itself."""
+    from flax import linen
 
     def call(following: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name != "__call__":
