@@ -246,15 +246,16 @@ class _Comparison:
         Args:
             held: the names of the parameters in each module of the reference.
         """
-        marks = self.run.marks
+        marks, tape = self.run.marks, self.reference.tape
+        sources = {one.name: one.sources(tape) for one in self.computed}
         kinds = {mark.path: mark.class_name for mark in marks}
         names = pair_by_numbers(
             {mark.path: values for mark, values in marks.items()},
             self.reference.returned,
             self.walk.matches,
             held,
-            self.parameters,
-            self.reference.tape.buffers,
+            dataclasses.replace(self.parameters, in_parts={**self.parameters.in_parts, **sources}),
+            tape.buffers,
             self.model.collections,
         )
         return Labels(names, kinds, held)

@@ -164,6 +164,39 @@ def test_a_module_that_stands_for_several_layers_has_the_name_of_none():
     assert all(path == own for path, own in paths(report).items())
 
 
+class FromOne(nn.Module):
+    """A norm whose scale is one plus its weight, as Gemma's is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(D))
+
+    def forward(self, x):
+        return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class CandidateNorm(nnx.Module):
+    def __init__(self, reference):
+        self.norm = nnx.RMSNorm(D, epsilon=1e-6, rngs=nnx.Rngs(0))
+        self.norm.scale.set_value(jnp.asarray(1 + reference[0].weight.detach().numpy()))
+
+    def __call__(self, x):
+        return self.norm(x) * 2
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_a_module_whose_parameter_was_computed_has_its_name():
+    torch.manual_seed(0)
+    reference = nn.Sequential(FromOne(), Twice())
+    report = compare(reference, CandidateNorm(reference), [hidden()])
+    assert report.verdict == "rounding"
+    assert paths(report) == {"": "", "0": "norm", "1": "1"}
+
+
 def test_what_has_no_modules_keeps_the_names_of_the_reference():
     reference = randomize(ReferenceMlp())
 

@@ -44,6 +44,11 @@ class Computed:
     layout: Layout
     wrong: str
 
+    def sources(self, tape: Tape) -> set[str]:
+        """Returns the names of the reference's parameters that the value is made of."""
+        made_of = tape.ancestors([self.value])
+        return {name for name, value in tape.parameters.items() if value.index in made_of}
+
     def read(self) -> np.ndarray:
         """Returns the reference's numbers, float64, in the candidate's layout."""
         return self.layout.apply(self.value.data)
