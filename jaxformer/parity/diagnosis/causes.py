@@ -113,7 +113,7 @@ def _with_cause(node: Node, cause: RootCause | None) -> Node:
 def _cause(judged: Judged, walk: Walk) -> RootCause:
     divergence = judged.divergence
     found = diagnose(divergence, walk)
-    named = [op for op in divergence.operators if op.source]
+    named = _with_lines(divergence.operators)
     reader = divergence.reader
     operator = found.operator or (named[-1] if named else reader or divergence.value.producer)
     reference = divergence.reference_operator
@@ -135,6 +135,16 @@ def _cause(judged: Judged, walk: Walk) -> RootCause:
         effect=judged.effect,
         jax_after=_source_before(divergence, found.read),
     )
+
+
+def _with_lines(operators: Sequence[Operator]) -> list[Operator]:
+    """Returns the operators whose lines are known; of a scan those of its steps, if there are any.
+
+    The scan itself only takes what enters a step, and stacks what comes of each.
+    """
+    named = [operator for operator in operators if operator.source]
+    steps = [operator for operator in named if operator.name not in ("index", "stack")]
+    return steps or named
 
 
 def _line_that_reads(divergence: Divergence, walk: Walk) -> str:

@@ -1,7 +1,14 @@
-"""Root causes that are one bug are listed once."""
+"""Root causes that are one bug are listed once, and have the line of the code that is wrong."""
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.parity import compare
 from jaxformer.parity.diagnosis.causes import merge_causes
 from jaxformer.parity.findings import RootCause
 
@@ -21,3 +28,41 @@ def test_what_is_not_known_to_be_one_bug_stays_apart():
     other = dataclasses.replace(QUERIES, diagnosis="another base")
     causes = [QUERIES, backward, other, *unknown, *without_a_line]
     assert merge_causes(causes) == causes
+
+
+class Decaying(torch.nn.Module):
+    """Sums what it has seen, which fades."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        state, made = torch.zeros_like(x[:, 0]), []
+        for token in self.layer(x).unbind(1):
+            state = torch.tanh(0.5 * state + token)
+            made.append(state / (1 + state.square()))
+        return torch.stack(made, 1)
+
+
+@pytest.mark.usefixtures("settings_of_jax")
+def test_a_bug_in_a_step_of_a_scan_has_a_line_of_the_step():
+    def port(params, x):
+        tokens = x @ params["layer.weight"].T + params["layer.bias"]
+
+        def step(state, token):
+            state = jnp.tanh(0.6 * state + token)
+            return state, state / (1 + state * state)
+
+        _, made = jax.lax.scan(step, jnp.zeros_like(tokens[:, 0]), tokens.swapaxes(0, 1))
+        return made.swapaxes(0, 1)
+
+    reference = Decaying()
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+    report = compare(reference, (port, arrays), x, backward=False)
+    assert report.root_causes
+    first = port.__code__.co_firstlineno
+    for cause in report.root_causes:
+        assert int(cause.jax_source.rpartition(":")[2]) in (first + 4, first + 5)
