@@ -15,7 +15,7 @@ from jaxformer.checkpoints.saving import CheckpointWriter
 from jaxformer.distributed.control_plane import ControlPlane
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, Setting
 from jaxformer.hardware.invocation import command
-from jaxformer.storage.durable_files import is_temporary, sync_path
+from jaxformer.storage.durable_files import is_temporary, sync_path, temporary_path
 
 QUARANTINE = "quarantine"
 # Suffix of a step that is being removed; an interrupted save leaves ``.STEP.PROCESS.tmp``.
@@ -203,6 +203,21 @@ class CheckpointFolder:
                 # A run that trains saves new steps and removes old ones while they are read.
                 if self.steps() == steps:
                     raise
+
+    def check_writable(self) -> None:
+        """Checks that a checkpoint can be saved, if there is a folder already; nothing stays.
+
+        Raises:
+            ResourceError: it cannot.
+        """
+        if not os.path.lexists(self.folder):
+            return
+        probe = temporary_path(self.folder / "probe")
+        try:
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            raise ResourceError(f"cannot write to {self.folder}: {error.strerror}") from error
 
     def others(self) -> list[Path]:
         """Returns what is in the folder and is neither a checkpoint nor temporary."""

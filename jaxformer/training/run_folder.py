@@ -87,6 +87,7 @@ class RunFolder:
             )
         if resume:
             check_start(self.path)
+            self.checkpoints.check_writable()
         self._lock = lock or self._acquire()
         return resumed
 
@@ -101,6 +102,11 @@ class RunFolder:
             lock.close()
             raise DirectoryInUseError(
                 f"{self.path} is in use by {holder}: wait for it, or give another ", Setting("out")
+            ) from None
+        except FileExistsError:
+            raise ResourceError(
+                f"cannot write to {self.path}: it is a file, not a folder: give another ",
+                Setting("out"),
             ) from None
         except OSError as error:
             raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
@@ -179,8 +185,7 @@ def check_start(path: Path) -> None:
         raise CheckpointError(
             f"{path} has no checkpoint, and it started from the weights of {source}: "
             "start a new run with ",
-            Setting("init_from"),
-            f" {source}",
+            Setting("init_from", value=source),
         )
 
 
@@ -237,7 +242,9 @@ def stored_config(path: Path) -> TrainConfig:
     file = Path(path) / "config.json"
     try:
         return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
