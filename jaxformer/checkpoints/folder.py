@@ -15,7 +15,7 @@ from jaxformer.checkpoints.saving import CheckpointWriter
 from jaxformer.distributed.control_plane import ControlPlane
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, Setting
 from jaxformer.hardware.invocation import command
-from jaxformer.storage.durable_files import is_temporary, sync_path, temporary_path
+from jaxformer.storage.durable_files import is_temporary, sync_path
 
 QUARANTINE = "quarantine"
 # Suffix of a step that is being removed; an interrupted save leaves ``.STEP.PROCESS.tmp``.
@@ -205,19 +205,17 @@ class CheckpointFolder:
                     raise
 
     def check_writable(self) -> None:
-        """Checks that a checkpoint can be saved, if there is a folder already; nothing stays.
+        """Checks that checkpoints can be saved, if there is a folder for them already.
 
         Raises:
-            ResourceError: it cannot.
+            ResourceError: they cannot.
         """
         if not os.path.lexists(self.folder):
             return
-        probe = temporary_path(self.folder / "probe")
-        try:
-            probe.mkdir()
-            probe.rmdir()
-        except OSError as error:
-            raise ResourceError(f"cannot write to {self.folder}: {error.strerror}") from error
+        if not self.folder.is_dir():
+            raise ResourceError(f"cannot write to {self.folder}: it is no folder")
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise ResourceError(f"cannot write to {self.folder}: it may not be written to")
 
     def others(self) -> list[Path]:
         """Returns what is in the folder and is neither a checkpoint nor temporary."""

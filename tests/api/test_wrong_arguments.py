@@ -8,7 +8,7 @@ import torch
 from flax import nnx
 
 import jaxformer as jf
-from jaxformer.errors import UsageError
+from jaxformer.errors import JaxformerError, UsageError
 
 CONFIG = jf.TransformerLMConfig(
     vocab_size=11, num_layers=1, d_model=16, num_heads=2, context_length=8
@@ -165,10 +165,27 @@ def test_training_takes_no_settings_of_another_kind(tmp_path, config):
         ({"config": jf.TrainConfig, "resume": True}, "config must be a TrainConfig, the name"),
         ({"config": jf.presets.nano(), "resume": True}, "from the run's folder: leave out config"),
         ({"config": Path("x.toml"), "resume": True}, "from the run's folder: leave out config"),
+        ({"config": "x.toml", "resume": True}, "from the run's folder: leave out config"),
+        ({"config": "nano", "out": "x", "resume": True}, "the run's folder: leave out config"),
+        ({"config": "nano", "resume": True}, "runs/nano holds no run"),
+        ({"config": "x.toml"}, "^config=x.toml: No such file"),
+        ({"config": "runs/x"}, "config=runs/x is unknown: .*, or name a .toml file of settings"),
+        ({"out": ""}, "out must name a folder: got ''"),
+        ({"out": "x\udcff"}, r"out must be a name in UTF-8: got b'x\\xff'"),
+        ({"cast": True}, "cast goes with init_from or resume: a new run has no arrays"),
+        ({"meta": "x"}, "meta goes with init_from: a new run has tokenizer"),
+        ({"ignore": ["x"]}, "ignore goes with init_from$"),
+        ({"lora_alpha": 4.0}, "lora_alpha has no effect without lora_rank$"),
+        ({"decay_share": 0.5}, "decay_share has no effect but with schedule=wsd$"),
+        ({"encoding": "latin99"}, "encoding has no effect but on a text file$"),
+        ({"data": ""}, "data must name a corpus, a text file or a folder of tokens: got ''"),
+        ({"data": "no-such"}, "^data=no-such: does not exist; known names are"),
+        ({"devices": 9}, "^devices=9: this process has 8"),
+        ({"lerning_rate": 0.1}, r"settings: lerning_rate \(did you mean learning_rate\?\)$"),
     ],
 )
 def test_training_says_which_argument_is_wrong(options, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(JaxformerError, match=message):
         jf.train(**options)
 
 
@@ -178,7 +195,7 @@ def test_a_run_begins_with_the_settings_of_a_file(tmp_path):
     sizes = {"num_layers": 1, "d_model": 16, "num_heads": 2, "block_size": 8}
     common = {"data": str(tmp_path / "text"), "steps": 2, "batch_size": 8, "eval_interval": 2}
     first = jf.train("nano", tmp_path / "first", **sizes, **common)
-    again = jf.train(tmp_path / "first" / "config.toml", tmp_path / "again")
+    again = jf.train(str(tmp_path / "first" / "config.toml"), tmp_path / "again")
     assert again.config == first.config
     assert again.train_loss == first.train_loss
     with pytest.raises(UsageError, match=r"run: continue it with resume, or give another out$"):
