@@ -215,7 +215,7 @@ class CheckpointFolder:
         if not self.folder.is_dir():
             raise ResourceError(f"cannot write to {self.folder}: it is no folder")
         if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise ResourceError(f"cannot write to {self.folder}: it may not be written to")
+            raise ResourceError(f"cannot write to {self.folder}: no permission")
 
     def others(self) -> list[Path]:
         """Returns what is in the folder and is neither a checkpoint nor temporary."""

@@ -87,7 +87,7 @@ def test_with_all_checkpoints_damaged_nothing_is_left_to_resume(refuse, here):
 def test_a_resumed_run_that_cannot_save_is_refused_at_its_start(refuse, here, monkeypatch):
     # For root too, who may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "checkpoints")
-    words = "cannot write to run/checkpoints: it may not be written to"
+    words = "cannot write to run/checkpoints: no permission"
     refuse(["train", "--out", "run", "--resume"], 7, words)
     shutil.rmtree("run/checkpoints")
     (here / "run" / "checkpoints").touch()
