@@ -16,6 +16,7 @@ from jaxformer.distributed import processes
 from jaxformer.errors import (
     CheckpointError,
     DirectoryInUseError,
+    JaxformerError,
     ResourceError,
     Setting,
     UsageError,
@@ -69,6 +70,17 @@ class RunFolder:
         self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         # The lock comes first: a run that is still training cannot be resumed.
         lock = self._acquire() if (self.path / ".lock").exists() else None
+        try:
+            resumed = self._check(resume)
+        except JaxformerError:
+            if lock is not None:
+                lock.close()
+            raise
+        self._lock = lock or self._acquire()
+        return resumed
+
+    def _check(self, resume: bool) -> bool:
+        """Checks that a run may begin or resume; returns whether it does from a checkpoint."""
         if self._held_a_run and not resume:
             raise UsageError(
                 f"{self.path} already holds a run: continue it with ",
@@ -88,7 +100,6 @@ class RunFolder:
         if resume:
             check_start(self.path)
             self.checkpoints.check_writable()
-        self._lock = lock or self._acquire()
         return resumed
 
     def _acquire(self) -> TextIO:
