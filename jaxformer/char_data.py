@@ -71,8 +71,8 @@ class CharTokenizer:
                 f"character {character!r} (U+{ord(character):04X}) at position "
                 f"{text.index(character)} is not in the vocabulary of "
                 f"{self.vocabulary_size()}; ",
-                Setting("unknown"),
-                " skip|replace reads the text without it",
+                Setting("unknown", value="skip|replace"),
+                " reads the text without it",
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:

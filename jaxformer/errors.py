@@ -18,22 +18,27 @@ class Setting(NamedTuple):
         name: the keyword of the library.
         example: a value to give, as code; empty if the message names the setting alone.
         flag: of the command line, without hyphens; empty if it has the keyword's name.
+        value: the one that it has or is to have; empty if the message names the setting alone.
     """
 
     name: str
     example: str = ""
     flag: str = ""
+    value: str = ""
 
 
 def as_keyword(setting: Setting) -> str:
-    """Returns a setting as the library's callers write it: ``dialect=``."""
-    return f"{setting.name}={setting.example}"
+    """Returns a setting as the library's callers write it: ``dialect`` or ``devices=2``."""
+    value = setting.example or setting.value
+    return f"{setting.name}={value}" if value else setting.name
 
 
 def as_flag(setting: Setting) -> str:
-    """Returns a setting as the command line writes it: ``--dialect``."""
+    """Returns a setting as the command line writes it: ``--dialect`` or ``--devices 2``."""
     flag = f"--{(setting.flag or setting.name).replace('_', '-')}"
-    return f"a JSON file for {flag}: {setting.example}" if setting.example else flag
+    if setting.example:
+        return f"a JSON file for {flag}: {setting.example}"
+    return f"{flag} {setting.value}" if setting.value else flag
 
 
 class JaxformerError(Exception):
@@ -41,7 +46,7 @@ class JaxformerError(Exception):
 
     >>> error = UsageError("the arrays may be of gpt2 or nanogpt: choose with ", Setting("dialect"))
     >>> str(error)
-    'the arrays may be of gpt2 or nanogpt: choose with dialect='
+    'the arrays may be of gpt2 or nanogpt: choose with dialect'
     >>> error.message(lambda setting: f"--{setting.name}")
     'the arrays may be of gpt2 or nanogpt: choose with --dialect'
 

@@ -22,14 +22,20 @@ from jaxformer.training.config_files import read_toml
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.logging.metrics import Tracker, read_metrics
 from jaxformer.training.presets import (
-    PRESETS,
     check_adapters,
     check_schedule,
     check_tokenizer,
+    find_preset,
     fine_tuning,
     fit_vocabulary,
 )
 from jaxformer.training.resume_checks import check_settings
+from jaxformer.training.run_arguments import (
+    check_companions,
+    check_effects,
+    check_out,
+    training_effects,
+)
 from jaxformer.training.run_folder import stored_config, stored_vocabulary
 
 
@@ -107,9 +113,9 @@ def train(
 
     Args:
         config: the settings, the path of a file of settings such as a run's ``config.toml`` (what
-            it leaves out is of ``nano``), or the name of a preset; default ``nano``, with
-            ``init_from`` the settings for training a model further. With ``resume`` a name gives
-            the default of ``out`` alone.
+            it leaves out is of ``nano``; a text is one if it ends in ``.toml``), or the name of a
+            preset; default ``nano``, with ``init_from`` the settings for training a model further.
+            With ``resume`` and without ``out`` a name gives the default of ``out`` alone.
         out: the run's folder; default ``runs/`` and the name of the preset.
         resume: continue the run in that folder, from its newest checkpoint and with its settings.
         init_from: a checkpoint whose model, and optimizer's state if it has one, to start from.
@@ -135,15 +141,25 @@ def train(
         raise wrong_kind(
             "config", "a TrainConfig, the name of a preset or the path of a config.toml", config
         )
+    if isinstance(config, str) and config.endswith(".toml"):
+        config = Path(config)
     preset = config if isinstance(config, str) else "nano" if config is None else None
     folder = Path("runs") / (preset or "run") if out is None else read_path("out", out)
+    check_out(str(folder) if out is None else os.fspath(out))
     services: Any = read_names("trackers", trackers)
     if resume and init_from is not None:
         raise UsageError("resume continues the run that is there: leave out init_from")
-    if resume and isinstance(config, TrainConfig | os.PathLike):
+    # A preset names the folder where out does not.
+    if resume and config is not None and not (isinstance(config, str) and out is None):
         raise UsageError("resume takes the settings from the run's folder: leave out config")
-    if init_from is None and (fresh_optimizer or meta is not None or ignore):
-        raise UsageError("fresh_optimizer, meta and ignore go with init_from")
+    check_companions(
+        is_warm=init_from is not None,
+        resume=resume,
+        fresh_optimizer=fresh_optimizer,
+        meta=meta,
+        ignore=ignore,
+        cast=cast,
+    )
     start = None
     if init_from is not None:
         start = read_warm_start(
@@ -162,6 +178,7 @@ def train(
         final = chosen.replace(**settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    check_effects(settings, training_effects(final))
     tokenizer = None
     if before is None:
         check_schedule(final)
@@ -187,8 +204,8 @@ def _settings(config: TrainConfig | str | os.PathLike[str] | None) -> TrainConfi
     if isinstance(config, TrainConfig):
         return config
     if isinstance(config, os.PathLike):
-        return read_toml(Path(config), PRESETS["nano"]())
-    name = "nano" if config is None else config
-    if name not in PRESETS:
-        raise UsageError(f"preset {name} is unknown: choose among {', '.join(PRESETS)}")
-    return PRESETS[name]()
+        return read_toml(Path(config), find_preset("nano"))
+    try:
+        return find_preset("nano" if config is None else config)
+    except UsageError as error:
+        raise UsageError(*error.args, ", or name a .toml file of settings") from None

@@ -204,6 +204,19 @@ class CheckpointFolder:
                 if self.steps() == steps:
                     raise
 
+    def check_writable(self) -> None:
+        """Checks that checkpoints can be saved, if there is a folder for them already.
+
+        Raises:
+            ResourceError: they cannot.
+        """
+        if not os.path.lexists(self.folder):
+            return
+        if not self.folder.is_dir():
+            raise ResourceError(f"cannot write to {self.folder}: it is no folder")
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise ResourceError(f"cannot write to {self.folder}: no permission")
+
     def others(self) -> list[Path]:
         """Returns what is in the folder and is neither a checkpoint nor temporary."""
         if not self.folder.is_dir():

@@ -7,14 +7,15 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import tyro
 
 from jaxformer.errors import UsageError
 from jaxformer.training.config import MIXED, TrainConfig
 from jaxformer.training.config_files import read_toml
-from jaxformer.training.presets import PRESETS
+from jaxformer.training.presets import PRESETS, find_preset
+from jaxformer.training.run_arguments import check_out
 
 # A flag without a --no- form, which only settings that a preset may switch on need.
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -133,8 +134,7 @@ def preset_name(arguments: Sequence[str]) -> str:
         UsageError: there is none of that name.
     """
     preset = peek(arguments, "--preset") or "nano"
-    if preset not in PRESETS:
-        raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
+    find_preset(preset)
     return preset
 
 
@@ -144,54 +144,28 @@ def read_settings(arguments: Sequence[str]) -> TrainConfig:
     Raises:
         UsageError: there is no such preset or file, or the file cannot be read.
     """
-    settings = PRESETS[preset_name(arguments)]()
+    settings = find_preset(preset_name(arguments))
     file = peek(arguments, "--config")
     return settings if file is None else read_toml(Path(file), settings)
 
 
-class Effect(NamedTuple):
-    """When some flags have an effect.
-
-    Attributes:
-        flags: their names.
-        is_there: whether the other settings give them one.
-        lack: what else they have none, such as "without --lora-rank".
-    """
-
-    flags: Sequence[str]
-    is_there: bool
-    lack: str
-
-
-def check_effects(arguments: Sequence[str], effects: Iterable[Effect]) -> None:
-    """Rejects flags that are given and have no effect.
-
-    Raises:
-        UsageError: one has none.
-    """
-    given = {argument.partition("=")[0] for argument in arguments}
-    for flags, is_there, lack in effects:
-        for flag in flags:
-            if flag in given and not is_there:
-                raise UsageError(f"{flag} has no effect {lack}")
-
-
-def training_effects(config: TrainConfig) -> list[Effect]:
-    """Returns which flags of a run have an effect only beside others."""
-    from jaxformer.data.corpora import NAMES
-
-    adapters = ("--lora-alpha", "--lora-targets", "--lora-dropout")
-    is_file = not config.data_is_tokens and config.data not in NAMES
-    return [
-        Effect(adapters, config.model.lora.lora_rank is not None, "without --lora-rank"),
-        Effect(["--decay-share"], config.optimizer.schedule == "wsd", "but with --schedule wsd"),
-        Effect(["--encoding"], is_file, "but on a text file"),
-    ]
+def given_names(arguments: Iterable[str]) -> set[str]:
+    """Returns the settings that the arguments give, each by its name in the library."""
+    flags = (a.partition("=")[0] for a in arguments if a.startswith("--"))
+    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
 
 def run_folder(arguments: Sequence[str]) -> Path:
-    """Returns where a training run is kept."""
-    return Path(peek(arguments, "--out") or f"runs/{preset_name(arguments)}")
+    """Returns where a training run is kept.
+
+    Raises:
+        UsageError: it cannot be the name of a folder, or there is no such preset.
+    """
+    out = peek(arguments, "--out")
+    if out is None:
+        return Path("runs") / preset_name(arguments)
+    check_out(out)
+    return Path(out)
 
 
 def join_mixture(arguments: Sequence[str]) -> list[str]:

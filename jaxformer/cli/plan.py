@@ -11,15 +11,15 @@ import tyro
 from jaxformer.cli.arguments import (
     Preset,
     Switch,
-    check_effects,
+    given_names,
     join_mixture,
     parse,
     read_settings,
-    training_effects,
 )
 from jaxformer.cli.starting import read_start
 from jaxformer.errors import DoesNotFitError
 from jaxformer.training.config import PairTrainConfig, TrainConfig
+from jaxformer.training.run_arguments import check_effects, training_effects
 
 if TYPE_CHECKING:
     from jaxformer.planning.resources import ResourceEstimate
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> None:
         else PlanOptions(config=config)
     )
     options: PlanOptions = parse(type(default), "jaxformer plan", arguments, default)
-    check_effects(arguments, training_effects(options.config))
+    check_effects(given_names(arguments), training_effects(options.config))
 
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.planning.plan import find_plan

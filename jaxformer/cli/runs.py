@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from jaxformer.cli.arguments import Switch, parse
-from jaxformer.errors import ResourceError, UsageError
+from jaxformer.errors import CheckpointError, ResourceError, UsageError, as_flag
 from jaxformer.hardware.invocation import install
 
 if TYPE_CHECKING:
@@ -41,12 +42,14 @@ class RunsOptions:
             raise ValueError("give a folder with runs, or two runs or more")
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Prints the runs of a folder, or compares those that are named.
+def run(arguments: Sequence[str]) -> int:
+    """Prints the runs of a folder, or compares those that are named; returns the exit code.
+
+    A run of a folder that cannot be read is one line on standard error, and the others are printed.
 
     Raises:
         UsageError: a folder is missing or holds no run, or matplotlib is missing.
-        CheckpointError: the settings of a run cannot be read.
+        CheckpointError: a run that is named cannot be read.
         ResourceError: the picture cannot be written.
     """
     options: RunsOptions = parse(RunsOptions, "jaxformer runs", arguments)
@@ -60,7 +63,17 @@ def run(arguments: Sequence[str]) -> None:
     folders = dict.fromkeys(run for path in options.paths for run in find_runs(path))
     if not folders:
         raise UsageError(f"{', '.join(map(str, options.paths))}: there is no run in it")
-    found = [read_run(folder) for folder in folders]
+    found, code = [], 0
+    for folder in folders:
+        try:
+            found.append(read_run(folder))
+        except CheckpointError as error:
+            if folder in options.paths:
+                raise
+            code = error.exit_code
+            print(f"jaxformer: {error.message(as_flag)}", file=sys.stderr)
+    if not found:
+        return code
     different = different_settings(found) if len(options.paths) > 1 else {}
     if options.json:
         facts: dict[str, Any] = {"runs": [each.to_dict() for each in found]}
@@ -75,6 +88,7 @@ def run(arguments: Sequence[str]) -> None:
         _draw(found, options.out)
         if not options.json:
             print(options.out)
+    return code
 
 
 def _draw(runs: "Sequence[RunSummary]", path: Path) -> None:

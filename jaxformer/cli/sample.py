@@ -4,10 +4,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxformer.cli.arguments import check_effects, parse
+from jaxformer.cli.arguments import given_names, parse
 from jaxformer.cli.sample_models import build_model, load_draft, read_check
 from jaxformer.cli.sample_options import SampleOptions, effects, parse_ids
 from jaxformer.errors import TextError, UsageError
+from jaxformer.training.run_arguments import check_effects
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +32,7 @@ def run(arguments: Sequence[str]) -> None:
             ids.
     """
     options: SampleOptions = parse(SampleOptions, "jaxformer sample", arguments)
-    check_effects(arguments, effects(options))
+    check_effects(given_names(arguments), effects(options))
 
     from jaxformer.config import EncoderDecoderConfig
     from jaxformer.data.text_generation import encode_chat, encode_prompt, encode_source

@@ -8,7 +8,9 @@ from typing import Literal
 import tyro
 
 from jaxformer.checks import FLOAT32_MAX, check_integers
-from jaxformer.cli.arguments import Effect, Switch
+from jaxformer.cli.arguments import Switch
+from jaxformer.errors import Setting
+from jaxformer.training.run_arguments import Effect
 
 # Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
 MIN_VALUE = 1e-6
@@ -118,12 +120,12 @@ class SampleOptions:
 
 
 def effects(options: SampleOptions) -> list[Effect]:
-    """Returns which flags have an effect only beside others."""
-    chance = ("--temperature", "--top-k", "--top-p")
+    """Returns which options have an effect only beside others."""
+    chance = ("temperature", "top_k", "top_p")
     return [
-        Effect(["--rows"], options.prompts is not None, "without --prompts"),
-        Effect(["--draft-tokens"], options.draft is not None, "without --draft"),
-        Effect(chance, not options.greedy, "with --greedy"),
+        Effect(["rows"], options.prompts is not None, ("without ", Setting("prompts"))),
+        Effect(["draft_tokens"], options.draft is not None, ("without ", Setting("draft"))),
+        Effect(chance, not options.greedy, ("with ", Setting("greedy"))),
     ]
 
 

@@ -19,14 +19,13 @@ import tyro
 from jaxformer.cli.arguments import (
     Preset,
     Switch,
-    check_effects,
+    given_names,
     join_mixture,
     parse,
     peek,
     preset_name,
     read_settings,
     run_folder,
-    training_effects,
     without,
 )
 from jaxformer.cli.starting import read_start
@@ -39,6 +38,7 @@ from jaxformer.training.presets import (
     check_tokenizer,
     fit_vocabulary,
 )
+from jaxformer.training.run_arguments import check_companions, check_effects, training_effects
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -98,13 +98,14 @@ class TrainOptions:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        if self.meta is not None and self.init_from is None:
-            raise ValueError("--meta goes with --init-from: a new run has --tokenizer")
-        for name in ("fresh_optimizer", "ignore"):
-            if getattr(self, name) and self.init_from is None:
-                raise ValueError(f"--{name.replace('_', '-')} goes with --init-from")
-        if self.cast and self.init_from is None and not self.resume:
-            raise ValueError("--cast goes with --init-from or --resume: a new run has no arrays")
+        check_companions(
+            is_warm=self.init_from is not None,
+            resume=self.resume,
+            fresh_optimizer=self.fresh_optimizer,
+            meta=self.meta,
+            ignore=self.ignore,
+            cast=self.cast,
+        )
         if self.profile is not None and self.profile < 1:
             raise ValueError(f"--profile must be at least 1 step: got {self.profile}")
 
@@ -248,7 +249,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     )
     options: TrainOptions = parse(type(default), "jaxformer train", arguments, default)
     config = options.config
-    check_effects(arguments, training_effects(config))
+    check_effects(given_names(arguments), training_effects(config))
     if resume:
         check_settings(before, config)
         started, vocabulary = stored_vocabulary(out)

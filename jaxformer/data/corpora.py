@@ -59,15 +59,17 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
     path = Path(name)
     if path.is_dir():
         raise UsageError(
-            Setting("data"),
-            f" {name}: is a folder, not a text file, and holds no tokens: jaxformer tokenize "
+            Setting("data", value=name),
+            ": is a folder, not a text file, and holds no tokens: jaxformer tokenize "
             "makes such a folder of texts",
         )
     if not path.is_file():
         what = "does not exist"
         if path.exists():
             what = "is a device or a pipe, not a text file"
-        raise UsageError(Setting("data"), f" {name}: {what}; known names are {', '.join(NAMES)}")
+        raise UsageError(
+            Setting("data", value=name), f": {what}; known names are {', '.join(NAMES)}"
+        )
     _check_is_text(path)
     return _corpus(str(path), _read_text(path, encoding))
 
@@ -77,15 +79,13 @@ def _check_is_text(path: Path) -> None:
     if path.suffix == ".bin":
         raise TextError(
             f"{path} is no text: if it holds the ids of tokens, give its folder, ",
-            Setting("data"),
-            f" {path.parent}",
+            Setting("data", value=str(path.parent)),
         )
     if PACKED.search(path.name):
         raise TextError(
             f"{path} is no plain text: make a folder of tokens of it, with jaxformer tokenize "
             f"{path} --tokenizer T --out FOLDER, and give ",
-            Setting("data"),
-            " FOLDER",
+            Setting("data", value="FOLDER"),
         )
 
 
@@ -97,7 +97,7 @@ def _corpus(name: str, text: str) -> Corpus:
     except UnicodeEncodeError as error:
         raise TextError(
             f"{name} holds half a character, U+{ord(text[error.start]):04X}, at position "
-            f"{error.start}: name its encoding with ",
+            f"{error.start}: give its ",
             Setting("encoding"),
         ) from None
     return Corpus(name, text, hashlib.sha256(data).hexdigest())
@@ -109,8 +109,7 @@ def _python_docs() -> str:
     except ImportError:
         raise UsageError(
             "this Python was packaged without pydoc_data, the text of python-docs: give ",
-            Setting("data"),
-            " FILE",
+            Setting("data", value="FILE"),
         ) from None
     return "\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n"
 
@@ -121,8 +120,8 @@ def _read_text(path: Path, encoding: str) -> str:
         utf_8 = codecs.lookup(encoding).name == "utf-8"
         if path.stat().st_size * BYTES_PER_BYTE > host_memory():
             raise UsageError(
-                Setting("data"),
-                f" {path}: {path.stat().st_size / 2**30:,.1f} GiB of text need "
+                Setting("data", value=str(path)),
+                f": {path.stat().st_size / 2**30:,.1f} GiB of text need "
                 f"{BYTES_PER_BYTE} times as much memory, and there are "
                 f"{host_memory() / 2**30:,.1f} GiB: give a part of it",
             )
@@ -132,34 +131,32 @@ def _read_text(path: Path, encoding: str) -> str:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from error
     except LookupError:
         raise UsageError(
-            Setting("encoding"), f" {encoding}: Python knows no such encoding"
+            Setting("encoding", value=encoding), ": Python knows no such encoding"
         ) from None
     except UnicodeDecodeError as error:
         raise TextError(
             f"{path} is not {encoding}: byte 0x{data[error.start]:02x} at offset {error.start}; "
-            "name its encoding with ",
+            "give its ",
             Setting("encoding"),
             ", such as latin-1",
         ) from None
     except UnicodeError as error:
         raise TextError(
-            f"{path} is not {encoding} ({error}): name its ", Setting("encoding")
+            f"{path} is not {encoding} ({error}): give its ", Setting("encoding")
         ) from None
     if _holds_records(text):
         raise TextError(
             f"{path} holds records of JSON, not a plain text: give it a name that ends in .jsonl, "
             "make a folder of tokens of it, with jaxformer tokenize FILE.jsonl --tokenizer T --out "
             "FOLDER, and give ",
-            Setting("data"),
-            " FOLDER",
+            Setting("data", value="FOLDER"),
         )
     if "\0" in text:
         raise TextError(
             f"{path} has a NUL at position {text.index(chr(0))} and is no text: if it holds ids of "
             "tokens, give its folder, ",
-            Setting("data"),
-            f" {path.parent}",
-            *(("; name a text's encoding with ", Setting("encoding")) if utf_8 else ()),
+            Setting("data", value=str(path.parent)),
+            *(("; give a text's ", Setting("encoding")) if utf_8 else ()),
         )
     return text.replace("\r\n", "\n")
 

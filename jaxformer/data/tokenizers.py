@@ -184,8 +184,7 @@ def load_tokenizer(
         path /= "tokenizer.json"
     if not path.is_file():
         raise UsageError(
-            Setting("tokenizer"),
-            f" {name}: there is no {path}; give a tokenizer.json, a folder with one, "
-            "chars, or bytes",
+            Setting("tokenizer", value=name),
+            f": there is no {path}; give a tokenizer.json, a folder with one, chars, or bytes",
         )
     return HuggingFaceTokenizer(path), path

@@ -83,7 +83,7 @@ def positions(
     try:
         tables = analysis.position_tables(*own, length=length)
     except ValueError as error:
-        raise UsageError(Setting("length"), f" {length} is too long: {error}") from None
+        raise UsageError(Setting("length", value=str(length)), f" is too long: {error}") from None
     # The model's own tables come first, and replace fixed ones of the same name.
     tables = {**tables, **analysis.position_tables(*fixed, length=length), **tables}
     return {"tables": tables, "dimensions": _choose(tables, dimensions)}
@@ -160,8 +160,8 @@ def measure_costs(
     # The gradient is as large.
     if 2 * weights > host_memory():
         raise UsageError(
-            Setting("widths"),
-            f" {max(widths)}: the weights of the block and their gradient are "
+            Setting("widths", value=str(max(widths))),
+            f": the weights of the block and their gradient are "
             f"{2 * weights / 2**30:,.0f} GiB, more than there is; give smaller ones",
         )
     measured = costs.measure_blocks(configs, sorted(set(lengths)), rounds=rounds)

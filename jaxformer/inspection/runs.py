@@ -86,8 +86,16 @@ def read_run(folder: Path) -> RunSummary:
     """Reads the state of the run in a folder; nothing is changed, and a running one goes on.
 
     Raises:
-        CheckpointError: the folder holds no run, or its settings cannot be read.
+        CheckpointError: the folder holds no run, or it cannot be read.
     """
+    try:
+        return _read_run(folder)
+    except OSError as error:
+        file = error.filename or folder
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _read_run(folder: Path) -> RunSummary:
     if not holds_run(folder):
         raise CheckpointError(f"{folder} holds no run")
     config = stored_config(folder)
@@ -110,18 +118,22 @@ def find_runs(folder: Path) -> list[Path]:
     """Returns the runs in a folder and in the folders below it, in alphabetical order.
 
     What lies inside a run is not searched. A ported model is no run: its folder has checkpoints,
-    and neither settings of a run nor metrics.
+    and neither settings of a run nor metrics. A folder that may not be searched is listed as a run,
+    which cannot be read.
 
     Raises:
         UsageError: there is no such folder.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give the one that holds the runs")
-    if holds_run(folder):
-        is_trained = any((folder / name).exists() for name in ("config.json", "metrics.jsonl"))
-        return [folder] if is_trained else []
-    below = (p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return [run for path in sorted(below) for run in find_runs(path)]
+    try:
+        if holds_run(folder):
+            is_trained = any((folder / name).exists() for name in ("config.json", "metrics.jsonl"))
+            return [folder] if is_trained else []
+        below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except PermissionError:
+        return [folder]
+    return [run for path in below for run in find_runs(path)]
 
 
 def different_settings(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:

@@ -345,8 +345,8 @@ def plan_adapter(plan: Plan, exported: Plan) -> Plan:
         raise UsageError(
             f"unsupported: {exported.origin.dialect.name} has no module for each of these layers, "
             f"which PEFT could adapt: {', '.join(owners[:4])}; ",
-            Setting("format", flag="to"),
-            " hf merges them",
+            Setting("format", flag="to", value="hf"),
+            " merges them",
         )
     tensors = export_tensors(links, adapters)
     return dataclasses.replace(exported, module=plan.module, links=links, tensors=tensors)

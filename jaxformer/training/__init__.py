@@ -4,7 +4,8 @@ In go a ``TrainConfig`` and a ``Corpus`` or ``TokenCorpus``; out come the run's 
 checkpoints, ``metrics.jsonl`` and a picture of the losses. A run passes through the files in this
 order:
 
-- ``config`` and ``presets``: its settings, free of JAX; ``config_files``: as a TOML file.
+- ``config`` and ``presets``: its settings, free of JAX; ``config_files``: as a TOML file;
+  ``run_arguments``: which of them go together.
 - ``experiment``: settings completed by the corpus, token ids, and what the run starts from;
   ``data``: what of folders of tokens is trained on and validated with.
 - ``startup``: checks (``memory``, ``resume_checks``), the strategy, the first or restored state.

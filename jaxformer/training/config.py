@@ -5,7 +5,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from jaxformer.checks import check_integers, check_types
 from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.config_tree import flatten, from_dict, setting_types
+from jaxformer.errors import suggest
 
 # Writing so many takes minutes; a larger number is likely a typing error.
 MAX_SAMPLE_TOKENS = 100_000
@@ -123,6 +124,8 @@ class TrainConfig:
     """How many of the latest checkpoints stay, beside the best."""
 
     def __post_init__(self) -> None:
+        if not self.data:
+            raise ValueError("data must name a corpus, a text file or a folder of tokens: got ''")
         for name in (
             "steps", "batch_size", "accumulation", "devices", "steps_per_call", "eval_interval",
             "eval_batch_size", "checkpoint_interval", "keep", "fsdp", "tensor", "expert",
@@ -282,10 +285,11 @@ class TrainConfig:
                 parts["optimizer"][name] = value
             else:
                 parts["model"][name] = value
+        types = typing.get_type_hints(type(self)) | {"model": object, "optimizer": object}
         unknown = parts["model"].keys() - setting_types(type(self.model))
         if unknown:
-            raise ValueError(f"unknown TrainConfig settings: {', '.join(sorted(unknown))}")
-        types = typing.get_type_hints(type(self)) | {"model": object, "optimizer": object}
+            known = {*types, *setting_types(OptimizerConfig), *setting_types(type(self.model))}
+            raise _unknown_settings(unknown, known)
         check_types(types, {n: value for n, value in chosen.items() if types[n] is not object})
         check_types(setting_types(OptimizerConfig), parts["optimizer"])
         check_types(setting_types(type(self.model)), parts["model"])
@@ -314,8 +318,8 @@ class TrainConfig:
         optimizer = from_dict(OptimizerConfig, values.get("optimizer", {}))
         own = {name: value for name, value in values.items() if name not in ("model", "optimizer")}
         own = {name: tuple(v) if isinstance(v, list) else v for name, v in own.items()}
-        if unknown := sorted(own.keys() - types.keys()):
-            raise ValueError(f"unknown TrainConfig settings: {', '.join(unknown)}")
+        if unknown := own.keys() - types.keys():
+            raise _unknown_settings(unknown, types)
         check_types(types, own)
         return cls(model=model, optimizer=optimizer, **own)
 
@@ -389,3 +393,9 @@ def class_of(model: Any) -> type[TrainConfig]:
     """
     is_pairs = isinstance(model, Mapping) and "source_vocab_size" in model
     return PairTrainConfig if is_pairs else TrainConfig
+
+
+def _unknown_settings(unknown: Iterable[str], known: Iterable[str]) -> ValueError:
+    """Returns the error for settings that do not exist, each with the one that it is most like."""
+    named = (f"{name}{suggest(name, known)}" for name in sorted(unknown))
+    return ValueError(f"unknown TrainConfig settings: {', '.join(named)}")

@@ -43,9 +43,9 @@ def read_toml(path: Path, base: TrainConfig) -> TrainConfig:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UsageError(Setting("config"), f" {path}: {error.strerror}") from error
+        raise UsageError(Setting("config", value=str(path)), f": {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(Setting("config"), f" {path} is no TOML: {error}") from error
+        raise UsageError(Setting("config", value=str(path)), f" is no TOML: {error}") from error
     settings = base.to_dict()
     model = values.get("model")
     cls = class_of(_flat(model)) if isinstance(model, Mapping) else type(base)
@@ -62,7 +62,7 @@ def read_toml(path: Path, base: TrainConfig) -> TrainConfig:
     try:
         return TrainConfig.from_dict(settings)
     except (ValueError, TypeError) as error:
-        raise UsageError(Setting("config"), f" {path}: {error}") from error
+        raise UsageError(Setting("config", value=str(path)), f": {error}") from error
 
 
 def _lines(settings: Mapping[str, Any]) -> list[str]:

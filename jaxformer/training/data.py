@@ -77,7 +77,7 @@ def read_folders(
     try:
         return Data(None, MixedRows(rows, [share for _, share in parts]), validation, row)
     except ValueError as error:
-        raise UsageError(Setting("data"), f" {name}: {error}") from None
+        raise UsageError(Setting("data", value=name), f": {error}") from None
 
 
 def _validation_set(

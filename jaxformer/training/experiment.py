@@ -145,8 +145,8 @@ class Experiment:
             raise UsageError(
                 f"{start.source} holds the state of {OPTIMIZERS[start.optimizer].title}: continue "
                 "with ",
-                Setting("optimizer"),
-                f" {start.optimizer}, or take its weights alone with ",
+                Setting("optimizer", value=start.optimizer),
+                ", or take its weights alone with ",
                 Setting("fresh_optimizer"),
             )
         if not isinstance(corpus, Corpus):
@@ -321,8 +321,8 @@ def _fit_vocabulary(config: TrainConfig, size: int, what: str) -> TrainConfig:
     vocab_size = config.model.vocab_size or size
     if vocab_size < size:
         raise UsageError(
-            Setting("vocab_size"),
-            f" {vocab_size} is less than the {what}: give a larger one, or, to resume, "
+            Setting("vocab_size", value=str(vocab_size)),
+            f" is less than the {what}: give a larger one, or, to resume, "
             "the text that the run began with",
         )
     model = dataclasses.replace(config.model, vocab_size=vocab_size)

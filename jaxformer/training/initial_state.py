@@ -175,7 +175,9 @@ def _check_same_model(start: WarmStart, model: Any, shapes: Mapping[str, Any]) -
     if changed := _changed_settings(start, model):
         has = ", ".join(f"{name} {before}" for name, (before, _) in changed.items())
         named = [
-            part for name, (_, now) in changed.items() for part in (Setting(name), f" {now}", ", ")
+            part
+            for name, (_, now) in changed.items()
+            for part in (Setting(name, value=str(now)), ", ")
         ]
         raise UsageError(
             *named[:-1], f" contradicts the model in {start.source}, which has {has}: leave it out"

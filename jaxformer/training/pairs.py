@@ -108,7 +108,7 @@ def read_pairs(
     try:
         mixed = MixedRows(train, [share for _, share in parts])
     except ValueError as error:
-        raise UsageError(Setting("data"), f" {name}: {error}") from None
+        raise UsageError(Setting("data", value=name), f": {error}") from None
     return config, Data(None, mixed, validation, "pairs")
 
 

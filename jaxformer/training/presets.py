@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
-from jaxformer.errors import Setting, UsageError
+from jaxformer.errors import Setting, UsageError, suggest
 from jaxformer.training.config import PairTrainConfig, TrainConfig
 
 
@@ -231,6 +231,20 @@ TOKEN_PRESETS = ("gpt2-small", "llama-1b", "llama-7b", "llama-70b")
 FINE_TUNING_WINDOW = 1024
 
 
+def find_preset(name: str) -> TrainConfig:
+    """Returns the settings of a preset.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in PRESETS:
+        raise UsageError(
+            Setting("config", flag="preset", value=name),
+            f" is unknown{suggest(name, PRESETS)}: choose among {', '.join(PRESETS)}",
+        )
+    return PRESETS[name]()
+
+
 def check_tokenizer(preset: str, config: TrainConfig) -> None:
     """Checks that a new run of a preset for tokens says what makes tokens of its text.
 
@@ -272,10 +286,10 @@ def check_schedule(config: TrainConfig) -> None:
     first, last = optimizer.learning_rate, optimizer.min_learning_rate
     if optimizer.schedule != "constant" and last > first:
         raise UsageError(
-            Setting("min_learning_rate"),
-            f" {last:g} is more than ",
-            Setting("learning_rate"),
-            f" {first:g}: the rate would rise after warm-up; give a smaller one",
+            Setting("min_learning_rate", value=f"{last:g}"),
+            " is more than ",
+            Setting("learning_rate", value=f"{first:g}"),
+            ": the rate would rise after warm-up; give a smaller one",
         )
 
 

@@ -83,9 +83,8 @@ def check_steps(manifest: Manifest, config: TrainConfig) -> None:
     """
     if config.steps < manifest["step"]:
         raise UsageError(
-            Setting("steps"),
-            f" {config.steps} is below step {manifest['step']}, which this run has reached: give "
-            "that or more",
+            Setting("steps", value=str(config.steps)),
+            f" is below step {manifest['step']}, which this run has reached: give that or more",
         )
 
 

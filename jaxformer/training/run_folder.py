@@ -16,6 +16,7 @@ from jaxformer.distributed import processes
 from jaxformer.errors import (
     CheckpointError,
     DirectoryInUseError,
+    JaxformerError,
     ResourceError,
     Setting,
     UsageError,
@@ -69,6 +70,17 @@ class RunFolder:
         self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         # The lock comes first: a run that is still training cannot be resumed.
         lock = self._acquire() if (self.path / ".lock").exists() else None
+        try:
+            resumed = self._check(resume)
+        except JaxformerError:
+            if lock is not None:
+                lock.close()
+            raise
+        self._lock = lock or self._acquire()
+        return resumed
+
+    def _check(self, resume: bool) -> bool:
+        """Checks that a run may begin or resume; returns whether it does from a checkpoint."""
         if self._held_a_run and not resume:
             raise UsageError(
                 f"{self.path} already holds a run: continue it with ",
@@ -87,7 +99,7 @@ class RunFolder:
             )
         if resume:
             check_start(self.path)
-        self._lock = lock or self._acquire()
+            self.checkpoints.check_writable()
         return resumed
 
     def _acquire(self) -> TextIO:
@@ -101,6 +113,11 @@ class RunFolder:
             lock.close()
             raise DirectoryInUseError(
                 f"{self.path} is in use by {holder}: wait for it, or give another ", Setting("out")
+            ) from None
+        except FileExistsError:
+            raise ResourceError(
+                f"cannot write to {self.path}: it is a file, not a folder: give another ",
+                Setting("out"),
             ) from None
         except OSError as error:
             raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
@@ -179,8 +196,7 @@ def check_start(path: Path) -> None:
         raise CheckpointError(
             f"{path} has no checkpoint, and it started from the weights of {source}: "
             "start a new run with ",
-            Setting("init_from"),
-            f" {source}",
+            Setting("init_from", value=source),
         )
 
 
@@ -237,7 +253,9 @@ def stored_config(path: Path) -> TrainConfig:
     file = Path(path) / "config.json"
     try:
         return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 

@@ -130,7 +130,7 @@ def test_a_hugging_face_folder_is_saved(tmp_path):
 
 
 def test_what_a_model_cannot_do_is_said(gpt):
-    with pytest.raises(UsageError, match=r"no tokenizer: load it with meta="):
+    with pytest.raises(UsageError, match=r"no tokenizer: load it with meta,"):
         jf.Model(gpt).generate("abc")
     assert jf.Model(gpt).generate([1, 2], 3).shape == (3,)
     with pytest.raises(UsageError, match="got FeedForward"):
@@ -245,9 +245,11 @@ def test_a_new_optimizer_begins_at_step_0(tmp_path):
 
 
 def test_wrong_arguments_of_train(tmp_path):
-    with pytest.raises(UsageError, match="preset nanno is unknown: choose among nano"):
+    with pytest.raises(
+        UsageError, match=r"config=nanno is unknown \(did you mean nano\?\): choose among nano"
+    ):
         jf.train("nanno", tmp_path)
-    with pytest.raises(UsageError, match="unknown TrainConfig settings: num_layer"):
+    with pytest.raises(UsageError, match=r"settings: num_layer \(did you mean num_layers\?\)"):
         jf.train("nano", tmp_path / "run", num_layer=3)
     with pytest.raises(UsageError, match="num_heads"):
         jf.train("nano", tmp_path / "run", num_heads=3)
@@ -255,9 +257,9 @@ def test_wrong_arguments_of_train(tmp_path):
         ((name, value),) = setting.items()
         with pytest.raises(UsageError, match=f"{name} must be (int|float): got {value!r}"):
             jf.train("nano", tmp_path / "run", **setting)
-    with pytest.raises(UsageError, match="fresh_optimizer, meta and ignore go with init_from"):
+    with pytest.raises(UsageError, match="fresh_optimizer goes with init_from"):
         jf.train("nano", tmp_path / "run", fresh_optimizer=True)
-    with pytest.raises(UsageError, match="tokenizer="):
+    with pytest.raises(UsageError, match="tokens of it with tokenizer "):
         jf.train("gpt2-small", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -113,6 +113,11 @@ def test_the_entry_points_are_the_same_command():
         ("--lora-rank 4", ["--lora-rank trains adapters alone", "name it with --init-from"]),
         ("--lora_alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
         ("--preset=no_pe", ["--preset no_pe is unknown"]),
+        ("--preset nanno", ["--preset nanno is unknown (did you mean nano?): choose among nano"]),
+        ("--out=", ["--out must name a folder: got ''"]),
+        ("--resume --out=", ["--out must name a folder: got ''"]),
+        ("--out run\udcff", [r"--out must be a name in UTF-8: got b'run\xff'"]),
+        ("--data=", ["data must name a corpus, a text file or a folder of tokens: got ''"]),
         ("--lora-alpha 8", ["--lora-alpha has no effect without --lora-rank"]),
         ("--lora-targets=o_proj", ["--lora-targets has no effect without --lora-rank"]),
         ("--decay-share 0.5", ["--decay-share has no effect but with --schedule wsd"]),
@@ -216,7 +221,8 @@ def test_an_unknown_command_is_refused(refuse):
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(refuse, text, tmp_path):
-    refuse(train_arguments(text, text), 7, "cannot write to", "text.txt")
+    words = "cannot write to", "text.txt: it is a file, not a folder: give another --out"
+    refuse(train_arguments(text, text), 7, *words)
     refuse(train_arguments(text, text / "run"), 7, "cannot write to")
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import pathlib
 import re
 import shlex
 
@@ -86,6 +87,51 @@ def test_a_ported_model_is_no_run(tmp_path, capsys):
     assert [each["run"] for each in run_json(capsys, tmp_path)["runs"]] == [str(run)]
     (tmp_path / "ported" / "metrics.jsonl").touch()
     assert main(["runs", str(tmp_path)]) == 4
+
+
+DAMAGES = {
+    "garbage": b"\0\xff",
+    "no object": b"[3]",
+    "an unknown setting": b'{"modle": {}}',
+    "a number for the model": b'{"model": 3}',
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "no permission", "a folder without permission"])
+def test_a_run_that_cannot_be_read_is_named_beside_the_others(
+    empty_folder, capsys, monkeypatch, damage
+):
+    runs = [make_run(empty_folder / "runs" / name, [3]) for name in ("a", "b", "c")]
+    config = runs[1] / "config.json"
+    if damage in DAMAGES:
+        config.write_bytes(DAMAGES[damage])
+    else:
+        # For root too, who may read everything.
+        method = "read_text" if damage == "no permission" else "exists"
+        forbid(monkeypatch, method, "runs/b/config.json")
+    assert main(["runs", "--json"]) == 4
+    printed = capsys.readouterr()
+    assert [run["run"] for run in json.loads(printed.out)["runs"]] == ["runs/a", "runs/c"]
+    (line,) = printed.err.splitlines()
+    assert line.startswith("jaxformer: runs/b/config.json cannot be read: ")
+    assert line.count("config.json") == 1
+    assert "Errno" not in line
+    assert main(["runs"]) == 4
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main(["runs", "runs/a", "runs/b"]) == 4
+    assert capsys.readouterr().out == ""
+
+
+def forbid(monkeypatch, method, name):
+    """Lets a method of paths fail for one file, as it does where that may not be read."""
+    real = getattr(pathlib.Path, method)
+
+    def forbidden(path, *arguments, **options):
+        if str(path) == name:
+            raise PermissionError(13, "Permission denied", name)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(pathlib.Path, method, forbidden)
 
 
 def test_two_runs_are_compared(tmp_path, capsys):

@@ -160,9 +160,9 @@ def test_attention_in_a_notebook(run):
     picture = base64.b64decode(page.partition("base64,")[2].partition('"')[0])
     assert min(matplotlib.image.imread(io.BytesIO(picture)).shape[:2]) > 300
     np.testing.assert_allclose(np.sum(maps.weights, axis=-1), 1, atol=1e-5)
-    with pytest.raises(UsageError, match="kind= is of encoders and decoders"):
+    with pytest.raises(UsageError, match="kind is of encoders and decoders"):
         model.attention("the cat.", kind="cross")
-    with pytest.raises(UsageError, match=r"layer= must be in \[0, 2\): got 2"):
+    with pytest.raises(UsageError, match=r"layer must be in \[0, 2\): got 2"):
         model.attention("the cat.", layer=2)
 
 

@@ -72,7 +72,7 @@ def test_without_a_space_the_first_character_stands_in():
 def test_an_unknown_character_is_named_with_code_point_and_position():
     with pytest.raises(TextError, match=r"'é' \(U\+00E9\) at position 2 is not .* of 2;") as error:
         CharTokenizer("ab").encode("abéé")
-    assert str(error.value).endswith("; unknown= skip|replace reads the text without it")
+    assert str(error.value).endswith("; unknown=skip|replace reads the text without it")
 
 
 @pytest.mark.parametrize("ids", [[0, 2], [-1]])
@@ -180,7 +180,7 @@ def test_python_docs_needs_no_file_and_has_the_hash_of_its_text():
 def test_tiny_shakespeare_is_never_fetched_silently(monkeypatch):
     monkeypatch.delenv("JAXFORMER_DATA_DIR", raising=False)
     monkeypatch.setattr(corpora.urllib.request, "urlopen", lambda *a, **k: pytest.fail("fetched"))
-    with pytest.raises(UsageError, match="download="):
+    with pytest.raises(UsageError, match=r"fetch it .* with download$"):
         load_corpus("tiny-shakespeare")
 
 
@@ -231,7 +231,7 @@ def test_a_byte_order_mark_is_not_a_character(tmp_path):
 def test_another_encoding_is_read_on_request(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("déjà".encode("latin-1"))
-    with pytest.raises(TextError, match=r"byte 0xe9 at offset 1; .* encoding="):
+    with pytest.raises(TextError, match=r"byte 0xe9 at offset 1; give its encoding, such"):
         load_corpus(str(path))
     assert load_corpus(str(path), encoding="latin-1").text == "déjà"
     with pytest.raises(UsageError, match="no such encoding"):

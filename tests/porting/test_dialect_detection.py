@@ -70,7 +70,7 @@ def test_a_config_tells_its_own_class_before_those_that_it_is_derived_from():
     ],
 )
 def test_a_module_of_which_two_could_be_meant_is_refused(make, names):
-    with pytest.raises(UsageError, match=f"may be of {names}: say which with dialect="):
+    with pytest.raises(UsageError, match=f"may be of {names}: say which with dialect$"):
         from_torch(make())
 
 

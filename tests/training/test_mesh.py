@@ -316,9 +316,9 @@ def test_an_axis_that_does_not_divide_is_left_out():
 @pytest.mark.parametrize(
     ("devices", "fsdp", "tensor", "way_out"),
     [
-        (8, 3, 1, "fsdp= 1 or 2 or 4 or 8"),
-        (8, 4, 4, "fsdp= 1 or 2"),
-        (6, 1, 4, "tensor= 1 or 2"),
+        (8, 3, 1, "use fsdp 1 or 2 or 4 or 8"),
+        (8, 4, 4, "use fsdp 1 or 2"),
+        (6, 1, 4, "use tensor 1 or 2"),
     ],
 )
 def test_a_mesh_that_cannot_be_made_is_rejected_with_those_that_can(devices, fsdp, tensor, way_out):

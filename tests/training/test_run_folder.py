@@ -1,6 +1,7 @@
 """A run's folder: which runs may begin or resume in it, and which process may write to it."""
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,16 @@ def test_with_all_checkpoints_damaged_nothing_is_left_to_resume(refuse, here):
         (here / "run" / "checkpoints" / str(step) / "MANIFEST.json").unlink()
     words = "run/checkpoints holds no checkpoint that can be used", "start a new run"
     refuse(["train", "--out", "run", "--resume"], 4, *words)
+
+
+def test_a_resumed_run_that_cannot_save_is_refused_at_its_start(refuse, here, monkeypatch):
+    # For root too, who may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "checkpoints")
+    words = "cannot write to run/checkpoints: no permission"
+    refuse(["train", "--out", "run", "--resume"], 7, words)
+    shutil.rmtree("run/checkpoints")
+    (here / "run" / "checkpoints").touch()
+    refuse(["train", "--out", "run", "--resume"], 7, "run/checkpoints: it is no folder")
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]], ids=["fresh", "resume"])

@@ -28,7 +28,8 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
         if name not in TRACKER_MODULES:
             raise UsageError(setting, f" must be of {', '.join(TRACKER_MODULES)}: got {name!r}")
         if importlib.util.find_spec(TRACKER_MODULES[name]) is None:
-            raise UsageError(setting, f" {name} needs a package: {install(name)}")
+            named = setting._replace(value=name)
+            raise UsageError(named, f" needs a package: {install(name)}")
 
 
 class Sink(Protocol):

@@ -34,10 +34,10 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
     here = len(jax.local_devices())
     if count is not None and count > here:
         if jax.default_backend() != "cpu" or is_set or count <= cores:
-            raise DeviceError(Setting("devices"), f" {count}: this process has {here}")
+            raise DeviceError(Setting("devices", value=str(count)), f": this process has {here}")
         raise DeviceError(
-            Setting("devices"),
-            f" {count}: a CPU has as many devices as cores, here {cores}; XLA_FLAGS="
+            Setting("devices", value=str(count)),
+            f": a CPU has as many devices as cores, here {cores}; XLA_FLAGS="
             f"--xla_force_host_platform_device_count={count} makes as many as are wanted",
         )
     return [
@@ -93,8 +93,8 @@ def check_batch_size(batch_size: int, accumulation: int, devices: int, tensor: i
         choices = [str(size) for size in (below, below + unit) if size]
         what = f"{devices} devices" if tensor == 1 else f"{shards} times {tensor} devices"
         raise DeviceError(
-            Setting("batch_size"),
-            f" {batch_size} does not divide over {what} and "
+            Setting("batch_size", value=str(batch_size)),
+            f" does not divide over {what} and "
             f"{accumulation} micro-batches: use {' or '.join(choices)}, or ",
             Setting("devices"),
         )
@@ -110,13 +110,13 @@ def check_mesh(devices: int, fsdp: int, tensor: int, expert: int = 1) -> None:
         return
     if expert > 1:
         raise DeviceError(
-            Setting("fsdp"),
-            f" {fsdp} times ",
-            Setting("expert"),
-            f" {expert} times ",
-            Setting("tensor"),
-            f" {tensor} does not divide "
-            f"{devices} devices: use as many as a multiple of {fsdp * expert * tensor}",
+            Setting("fsdp", value=str(fsdp)),
+            " times ",
+            Setting("expert", value=str(expert)),
+            " times ",
+            Setting("tensor", value=str(tensor)),
+            f" does not divide {devices} devices: use as many as a multiple of "
+            f"{fsdp * expert * tensor}",
         )
     if devices % tensor == 0:
         most = devices // tensor
@@ -126,10 +126,10 @@ def check_mesh(devices: int, fsdp: int, tensor: int, expert: int = 1) -> None:
         choices = [str(n) for n in range(1, devices + 1) if devices % n == 0]
         fitting = Setting("tensor")
     raise DeviceError(
-        Setting("fsdp"),
-        f" {fsdp} times ",
-        Setting("tensor"),
-        f" {tensor} does not divide {devices} devices: use ",
+        Setting("fsdp", value=str(fsdp)),
+        " times ",
+        Setting("tensor", value=str(tensor)),
+        f" does not divide {devices} devices: use ",
         fitting,
         f" {' or '.join(choices)}, or as many devices as a multiple of {fsdp * tensor}",
     )
