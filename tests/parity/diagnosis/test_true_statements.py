@@ -443,3 +443,80 @@ def test_keys_of_the_wrong_sequence_are_the_one_cause():
     assert diagnoses(Crossed(), port, FLOATS, memory) == [
         "it equals the mul of norm; it must be the input 1"
     ]
+
+
+class Feed(torch.nn.Module):
+    """Two matrices with a function between them."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(8, 16, bias=False)
+        self.last = torch.nn.Linear(16, 8, bias=False)
+        self.function = function
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("function", "own", "expected"),
+    [
+        (
+            lambda x: torch.relu(x) ** 2,
+            jax.nn.relu,
+            "the candidate computes ReLU; the reference computes the square of ReLU",
+        ),
+        (
+            lambda x: torch.relu(x) ** 2,
+            jax.nn.gelu,
+            "the candidate computes the tanh form of GELU; the reference computes the square of "
+            "ReLU",
+        ),
+        (
+            torch.relu,
+            lambda x: jax.nn.relu(x) ** 2,
+            "the candidate computes the square of ReLU; the reference computes ReLU",
+        ),
+    ],
+)
+def test_a_square_is_no_identity_times_what_it_is_a_square_of(function, own, expected):
+    reference = Feed(function)
+    found = diagnoses(
+        reference, lambda p, x: own(x @ p["first.weight"].T) @ p["last.weight"].T, FLOATS
+    )
+    assert found == [expected]
+
+
+class Decay(torch.nn.Module):
+    """A state that decays by e to minus e to a weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer = torch.nn.Linear(8, 8, bias=False)
+        self.w = torch.nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        made = self.layer(x)
+        rate, state, states = -torch.exp(self.w), torch.zeros_like(made[:, 0]), []
+        for step in range(made.shape[1]):
+            state = state * torch.exp(rate) + made[:, step]
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+def test_large_numbers_are_finite():
+    def port(p, x):
+        rate = jnp.exp(p["w"])
+
+        def step(state, made):
+            state = state * jnp.exp(rate) + made
+            return state, state
+
+        made = (x @ p["layer.weight"].T).swapaxes(0, 1)
+        return jax.lax.scan(step, jnp.zeros_like(made[0]), made)[1].swapaxes(0, 1)
+
+    found = diagnoses(Decay(), port, np.random.default_rng(0).normal(size=(2, 6, 8)))
+    assert len(found) == 1
+    assert "neg" in found[0], found

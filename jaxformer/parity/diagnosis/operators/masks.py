@@ -5,13 +5,17 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import FITS, Diagnosis
-from jaxformer.parity.matching.operators.layouts import INFINITE, is_finite
+from jaxformer.parity.matching.operators.layouts import INFINITE
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 
 # Scores below it are hidden.
 LOWEST = -1e4
+# At most the lowest number of bfloat16 and of float32; a score that is added to it counts too.
+LOWEST_OF_DTYPES = -3e38
+# Up to this share of it a number of two digits is what a mask has written, and a score added to it.
+ROUND = 1e-6
 # What may stand between scores and the operator that hides some of them, and that operator.
 HIDING = {"add", "sub", "mul", "div", "select_n", "tanh", "convert_element_type"}
 # Comparisons that a mask may be made of, with their signs.
@@ -80,7 +84,7 @@ def other_comparison(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 def _not_finite(own: np.ndarray, right: np.ndarray) -> Diagnosis | None:
     """Names the first number that is not finite, or not in the same way as the other side's."""
     alike = (own == right) | (np.isnan(own) & np.isnan(right))
-    wrong = ~alike & ~(is_finite(own) & is_finite(right))
+    wrong = ~alike & ~(_is_finite(own) & _is_finite(right))
     if not wrong.any():
         return None
     first = tuple(int(n) for n in np.argwhere(wrong)[0])
@@ -88,6 +92,18 @@ def _not_finite(own: np.ndarray, right: np.ndarray) -> Diagnosis | None:
         f"{int(wrong.sum())} of {wrong.size} numbers are not finite alike: at {first} the "
         f"candidate has {own[first]:.3g}, the reference {right[first]:.3g}"
     )
+
+
+def _is_finite(array: np.ndarray) -> np.ndarray:
+    """Returns which numbers are neither infinite, nor NaN, nor what a mask writes.
+
+    A mask writes a round number or the lowest of a dtype; what a recurrence of growing numbers
+    makes is finite, however large it is.
+    """
+    digits = 10.0 ** (np.floor(np.log10(np.abs(array))) - 1)
+    is_round = np.abs(array - np.round(array / digits) * digits) <= ROUND * np.abs(array)
+    is_written = (array <= -INFINITE) & (is_round | (array <= LOWEST_OF_DTYPES))
+    return np.isfinite(array) & ~is_written
 
 
 def _is_pattern(mask: np.ndarray, wanted: np.ndarray) -> bool:
