@@ -520,3 +520,17 @@ def test_large_numbers_are_finite():
     found = diagnoses(Decay(), port, np.random.default_rng(0).normal(size=(2, 6, 8)))
     assert len(found) == 1
     assert "neg" in found[0], found
+
+
+def test_a_tiny_number_that_is_added_is_not_missing():
+    def function(m, x):
+        return torch.nn.functional.layer_norm(m.layer(x), (8,), m.scale)
+
+    def port(p, x):
+        made = x @ p["layer.weight"].T + p["layer.bias"]
+        centred = made - made.mean(-1, keepdims=True)
+        variance = (centred**2).mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-12) * p["scale"]
+
+    reference = Linear(function, scale=RANDOM.normal(size=8))
+    assert diagnoses(reference, port, FLOATS) == ["the number 1e-12 in add must be 1e-05"]

@@ -19,6 +19,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 from jaxformer.parity.matching.operators.layouts import layouts
 from jaxformer.parity.recording.operators.graph import Operator, Value, first_shape
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import apart
@@ -72,6 +73,41 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         found = _replaced(trials, operator, some)
         if found is not None:
             return Diagnosis(found, operator)
+    return None
+
+
+def other_tiny_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Puts a number of the reference in the place of a tiny one that is added before the segment.
+
+    A variance plus 1e-12 is an anchor like the variance, so that it stands before the segment
+    though its number is what is wrong.
+    """
+    wanted = [n for n in added_numbers(divergence) if n]
+    trials = Trials(divergence)
+    for value in divergence.boundary:
+        # What the add makes may be brought into another layout first.
+        steps: list[Operator] = []
+        maker = value.producer
+        while maker is not None and maker.name in LAYOUT_ONLY | {"sqrt", "rsqrt"}:
+            steps.append(maker)
+            maker = maker.inputs[0].producer
+        if maker is None or not maker.name.startswith("add"):
+            continue
+        for constant in maker.inputs:
+            if not (constant.is_constant and constant.size == 1 and constant.dtype.kind == "f"):
+                continue
+            number = float(constant.data.item())
+            if abs(number) > NUMBER_FITS:
+                continue
+            for other in wanted:
+                if other == number:
+                    continue
+                given = {constant.index: np.full(constant.shape, other, constant.dtype)}
+                read = {v.index: walk.array(v) for v in maker.inputs if v is not constant}
+                made = run_again([maker, *reversed(steps)], read | given)[value.index]
+                if trials.agree({value.index: made}, NUMBER_FITS):
+                    text = f"the number {apart(number, other)} in {maker.name} must be "
+                    return Diagnosis(text + apart(other, number), maker)
     return None
 
 
