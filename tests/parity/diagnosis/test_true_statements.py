@@ -534,3 +534,28 @@ def test_a_tiny_number_that_is_added_is_not_missing():
 
     reference = Linear(function, scale=RANDOM.normal(size=8))
     assert diagnoses(reference, port, FLOATS) == ["the number 1e-12 in add must be 1e-05"]
+
+
+class Shares(torch.nn.Module):
+    """The largest two weights of a softmax, made shares of their sum."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = torch.nn.Linear(8, 4, bias=False)
+        self.last = torch.nn.Linear(2, 8, bias=False)
+
+    def forward(self, x):
+        top, _ = torch.topk(self.gate(x).softmax(-1), 2)
+        return self.last(top / top.sum(-1, keepdim=True))
+
+
+def test_a_softmax_in_the_place_of_shares_is_no_other_reduction():
+    def port(p, x):
+        top, _ = jax.lax.top_k(jax.nn.softmax(x @ p["gate.weight"].T), 2)
+        return jax.nn.softmax(top) @ p["last.weight"].T
+
+    assert diagnoses(Shares(), port, FLOATS[0]) == [
+        "the candidate computes a softmax along axis 1; the reference computes shares of the sum "
+        "along axis 1"
+    ]

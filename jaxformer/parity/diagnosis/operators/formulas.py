@@ -185,22 +185,29 @@ def other_combination(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 
 
 def other_softmax(divergence: Divergence, walk: Walk) -> Diagnosis | None:
-    """Names the axis of a softmax."""
+    """Names how each side makes weights of scores, with the axis."""
+    # The exponentials alone may end the segment, where the reference has weights later.
+    whole = divergence.required.data, divergence.required_reference.data
     for x in activations_of(divergence, walk):
-
-        def identify(wanted: np.ndarray, x: Any = x) -> str:
-            if wanted.shape != x.shape:
-                return ""
-            for axis in range(x.ndim):
-                raised = np.exp(x - x.max(axis, keepdims=True))
-                if fits(raised / raised.sum(axis, keepdims=True), wanted):
-                    return f"a softmax along axis {axis}"
-            return ""
-
-        found = name_both(divergence, identify)
-        if found is not None:
-            return found
+        for own, right in (sides_of(divergence), whole):
+            names = _name_weights(x, own), _name_weights(x, right)
+            if all(names) and names[0] != names[1]:
+                text = f"the candidate computes {names[0]}; the reference computes {names[1]}"
+                return Diagnosis(text)
     return None
+
+
+def _name_weights(x: np.ndarray, wanted: np.ndarray) -> str:
+    """Returns how weights are made of scores, "" if they are not."""
+    if wanted.shape != x.shape:
+        return ""
+    for axis in range(x.ndim):
+        raised = np.exp(x - x.max(axis, keepdims=True))
+        if fits(raised / raised.sum(axis, keepdims=True), wanted):
+            return f"a softmax along axis {axis}"
+        if x.shape[axis] > 1 and fits(x / x.sum(axis, keepdims=True), wanted):
+            return f"shares of the sum along axis {axis}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

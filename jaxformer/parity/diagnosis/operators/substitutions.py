@@ -146,9 +146,16 @@ def _replaced(
             def is_right(one: float, value: Value = value, data: np.ndarray = data) -> bool:
                 return trials.agree({value.index: np.full(data.shape, one, data.dtype)}, allowed)
 
-            # A number that another one would do as well as says that it does nothing at all.
-            is_sure = may_be_nothing or data.dtype.kind == "i"
-            if is_right(other) and (is_sure or not is_right(OTHER_THAN * other)):
+            def is_sure(one: float, is_right: Any = is_right, data: np.ndarray = data) -> bool:
+                """Returns whether not just any number would do as well, which then does nothing."""
+                if may_be_nothing or not one:
+                    return True
+                if data.dtype.kind == "i":
+                    # A place behind the end is the last one.
+                    return not (is_right(one - 1) and is_right(one + 1))
+                return not is_right(OTHER_THAN * one)
+
+            if is_right(other) and is_sure(other):
                 formula = f" = {name}" if name else ""
                 return (
                     f"the number {apart(number, other)} in {_user(operator).name} must be "

@@ -118,7 +118,7 @@ class Trials:
         self._before = run_again(self._operators, known)
         self._own = {op.index for op in divergence.operators}
         self._later: dict[tuple[int, ...], _Later] = {}
-        self._tried: set[bytes] = set()
+        self._tried: dict[bytes, bool] = {}
 
     def agree(self, given: Mapping[int, Any], allowed: float) -> bool:
         """Returns whether the segment is right with other arrays.
@@ -130,9 +130,13 @@ class Trials:
         """
         allowed = min(allowed, self._divergence.error * REMAINS)
         one = digest(given, allowed)
-        if self._left <= 0 or one in self._tried:
-            return False
-        self._tried.add(one)
+        if one not in self._tried:
+            if self._left <= 0:
+                return False
+            self._tried[one] = self._is_right_with(given, allowed)
+        return self._tried[one]
+
+    def _is_right_with(self, given: Mapping[int, Any], allowed: float) -> bool:
         later = self._later_than(tuple(given))
         arrays = {**later.known, **given}
         segment = self._divergence
