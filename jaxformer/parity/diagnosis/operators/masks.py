@@ -77,7 +77,8 @@ def other_comparison(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         sign = COMPARISONS[operator.name][0]
         for other, compare in COMPARISONS.values():
             if other != sign and trials.agree({operator.outputs[0].index: compare(*read)}, FITS):
-                return Diagnosis(f"the comparison {sign} must be {other}", operator)
+                text = f"the comparison {sign} must be {other}"
+                return Diagnosis(text, operator, right_with=trials.right_with)
     return None
 
 

@@ -57,8 +57,9 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             if exact is None and _replaced(trials, operator, {number: ""}, FITS) is None:
                 exact = _replaced(trials, operator, substitutes, FITS)
             if exact is not None:
-                return Diagnosis(exact, operator)
-            return Diagnosis(f"{found}: the reference has no such step", operator)
+                return Diagnosis(exact, operator, right_with=trials.right_with)
+            text = f"{found}: the reference has no such step"
+            return Diagnosis(text, operator, right_with=trials.right_with)
     # What the reference has is likelier than what is made of it.
     written = {
         n: substitutes[n] for n in numbers_of(divergence.reference_operators) if n in substitutes
@@ -72,7 +73,7 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     for some, operator in places:
         found = _replaced(trials, operator, some)
         if found is not None:
-            return Diagnosis(found, operator)
+            return Diagnosis(found, operator, right_with=trials.right_with)
     return None
 
 
@@ -107,7 +108,9 @@ def other_tiny_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                 made = run_again([maker, *reversed(steps)], read | given)[value.index]
                 if trials.agree({value.index: made}, NUMBER_FITS):
                     text = f"the number {apart(number, other)} in {maker.name} must be "
-                    return Diagnosis(text + apart(other, number), maker)
+                    return Diagnosis(
+                        text + apart(other, number), maker, right_with=trials.right_with
+                    )
     return None
 
 
@@ -155,7 +158,8 @@ def _replaced(
                     return not (is_right(one - 1) and is_right(one + 1))
                 return not is_right(OTHER_THAN * one)
 
-            if is_right(other) and is_sure(other):
+            # Once more, so that the trials know it for the last that was right.
+            if is_right(other) and is_sure(other) and is_right(other):
                 formula = f" = {name}" if name else ""
                 return (
                     f"the number {apart(number, other)} in {_user(operator).name} must be "
@@ -241,6 +245,7 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                             operator,
                             is_operand=True,
                             read=value,
+                            right_with=trials.right_with,
                         )
     return None
 

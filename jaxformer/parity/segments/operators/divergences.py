@@ -105,10 +105,14 @@ class Trials:
     Args:
         divergence: the segment.
         most: how many operators are run again at most.
+
+    Attributes:
+        right_with: the other arrays of the last try that succeeded.
     """
 
     def __init__(self, divergence: Divergence, most: int = MOST_RUN):
         self._divergence, self._left = divergence, most
+        self.right_with: Mapping[int, Any] = {}
         self._end = divergence.layout.apply(divergence.reference_value.data)
         parts = (divergence.operators, divergence.required_operators)
         operators = {op.index: op for part in parts for op in part}
@@ -134,6 +138,8 @@ class Trials:
             if self._left <= 0:
                 return False
             self._tried[one] = self._is_right_with(given, allowed)
+        if self._tried[one]:
+            self.right_with = given
         return self._tried[one]
 
     def _is_right_with(self, given: Mapping[int, Any], allowed: float) -> bool:
