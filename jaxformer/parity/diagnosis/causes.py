@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.attempts import diagnose
-from jaxformer.parity.diagnosis.operators.evidence import FITS, Diagnosis
+from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
 from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
+from jaxformer.parity.diagnosis.operators.substitutions import NUMBER_FITS
 from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.recording.operators.graph import Operator, Value
@@ -57,7 +58,7 @@ def _explained(
     for found, _ in known:
         together |= {index: array for index, array in found.right_with.items() if index in own}
     with np.errstate(all="ignore"):
-        if not together or not Trials(divergence).agree(together, FITS):
+        if not together or not Trials(divergence).agree(together, NUMBER_FITS):
             return None
     return dataclasses.replace(known[0][1], error=divergence.error, effect=judged.effect)
 

@@ -559,3 +559,90 @@ def test_a_softmax_in_the_place_of_shares_is_no_other_reduction():
         "the candidate computes a softmax along axis 1; the reference computes shares of the sum "
         "along axis 1"
     ]
+
+
+class Cached(torch.nn.Module):
+    """Two layers of attention, which return all keys beside what they make."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.q2, self.k2 = (torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x, cache):
+        keys = []
+        for place, (query, key) in enumerate(((self.q, self.k), (self.q2, self.k2))):
+            k = torch.cat([cache[place], key(x)], 1)
+            x = x + (query(x) @ k.transpose(1, 2)).softmax(-1) @ k
+            keys.append(k)
+        return {"y": x, "k": torch.stack(keys)}
+
+
+def _cached(slot, shift=0.0):
+    """Returns a port that writes keys to a slot, and returns them all, shifted."""
+
+    def linear(p, name, x):
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    def port(p, x, cache):
+        keys = []
+        for place, (query, key) in enumerate((("q", "k"), ("q2", "k2"))):
+            k = jax.lax.dynamic_update_slice(cache[place], linear(p, key, x), (0, slot, 0))
+            scores = linear(p, query, x) @ k.swapaxes(1, 2)
+            x = x + jax.nn.softmax(jnp.where(jnp.arange(6) <= 4, scores, -1e30)) @ k
+            keys.append(k[:, :5])
+        return {"y": x, "k": jnp.stack(keys) + shift}
+
+    return port
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_a_wrong_slot_of_a_cache_explains_the_cache_that_is_returned(shift):
+    x, cache = RANDOM.normal(size=(2, 1, 8)), RANDOM.normal(size=(2, 2, 4, 8))
+    padded = np.pad(cache, ((0, 0), (0, 0), (0, 2), (0, 0)))
+    reference = Cached().double()
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    report = compare(
+        reference, (_cached(3, shift), arrays), [x, cache], jax_inputs=[x, padded]
+    )
+    found = [cause.diagnosis for cause in report.root_causes]
+    assert found[0] == "the number 3 in dynamic_update_slice must be 4"
+    # What is wrong with the result besides is not hidden.
+    assert len(found) == (2 if shift else 1)
+
+
+class Rotated(torch.nn.Module):
+    """Keys that are rotated by their positions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        angles = torch.arange(4)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
+        cos, sin = torch.cos(angles), torch.sin(angles)
+
+        def rotate(y):
+            a, b = y.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        scores = rotate(self.q(x)) @ rotate(self.k(x)).transpose(1, 2)
+        return scores.softmax(-1) @ self.v(x)
+
+
+def test_a_rotation_that_is_done_twice_is_no_wrong_number():
+    def rotate(y):
+        angles = jnp.arange(4)[:, None] / 10000.0 ** (jnp.arange(0, 8, 2) / 8)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        a, b = jnp.split(y, 2, -1)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def port(p, x):
+        q, k, v = (x @ p[f"{name}.weight"].T for name in "qkv")
+        scores = rotate(q) @ rotate(rotate(k)).swapaxes(1, 2)
+        return jax.nn.softmax(scores) @ v
+
+    found = diagnoses(Rotated(), port, FLOATS)
+    assert len(found) == 1
+    assert "must be 10000" not in found[0]
