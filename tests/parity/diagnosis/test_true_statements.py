@@ -611,38 +611,12 @@ def test_a_wrong_slot_of_a_cache_explains_the_cache_that_is_returned(shift):
     assert len(found) == (2 if shift else 1)
 
 
-class Rotated(torch.nn.Module):
-    """Keys that are rotated by their positions."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.q, self.k, self.v = (torch.nn.Linear(8, 8, bias=False) for _ in range(3))
-
-    def forward(self, x):
-        angles = torch.arange(4)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
-        cos, sin = torch.cos(angles), torch.sin(angles)
-
-        def rotate(y):
-            a, b = y.chunk(2, -1)
-            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-        scores = rotate(self.q(x)) @ rotate(self.k(x)).transpose(1, 2)
-        return scores.softmax(-1) @ self.v(x)
-
-
-def test_a_rotation_that_is_done_twice_is_no_wrong_number():
-    def rotate(y):
-        angles = jnp.arange(4)[:, None] / 10000.0 ** (jnp.arange(0, 8, 2) / 8)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
-        a, b = jnp.split(y, 2, -1)
-        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-
+def test_a_number_that_only_need_be_large_is_no_diagnosis():
     def port(p, x):
-        q, k, v = (x @ p[f"{name}.weight"].T for name in "qkv")
-        scores = rotate(q) @ rotate(rotate(k)).swapaxes(1, 2)
-        return jax.nn.softmax(scores) @ v
+        grown = 1 - jnp.exp(-jnp.arange(0, 16, 2) / 8)
+        return (x @ p["layer.weight"].T + p["layer.bias"]) * grown
 
-    found = diagnoses(Rotated(), port, FLOATS)
-    assert len(found) == 1
-    assert "must be 10000" not in found[0]
+    reference = Linear(lambda m, x: m.layer(x))
+    (found,) = diagnoses(reference, port, FLOATS)
+    assert "10000" not in found
+    assert found.endswith("comes in by mul: the reference has no such step")
