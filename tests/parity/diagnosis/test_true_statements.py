@@ -602,9 +602,7 @@ def test_a_wrong_slot_of_a_cache_explains_the_cache_that_is_returned(shift):
     padded = np.pad(cache, ((0, 0), (0, 0), (0, 2), (0, 0)))
     reference = Cached().double()
     arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
-    report = compare(
-        reference, (_cached(3, shift), arrays), [x, cache], jax_inputs=[x, padded]
-    )
+    report = compare(reference, (_cached(3, shift), arrays), [x, cache], jax_inputs=[x, padded])
     found = [cause.diagnosis for cause in report.root_causes]
     assert found[0] == "the number 3 in dynamic_update_slice must be 4"
     # What is wrong with the result besides is not hidden.
