@@ -618,3 +618,29 @@ def test_a_number_that_only_need_be_large_is_no_diagnosis():
     (found,) = diagnoses(reference, port, FLOATS)
     assert "10000" not in found
     assert found.endswith("comes in by mul: the reference has no such step")
+
+
+class Windowed(torch.nn.Module):
+    """Attention to two tokens on each side."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1])
+        far = (places[:, None] - places).abs() > 2
+        mask = torch.zeros(far.shape, dtype=x.dtype).masked_fill(far, -torch.inf)
+        scores = self.q(x) @ self.k(x).transpose(1, 2) + mask
+        return scores.softmax(-1) @ self.v(x)
+
+
+def test_a_mask_that_is_forgotten_is_not_found_in_what_was_put_right():
+    def port(p, x):
+        q, k, v = (x @ p[f"{name}.weight"].T for name in "qkv")
+        return jax.nn.softmax(q @ k.swapaxes(1, 2)) @ v
+
+    (found,) = diagnoses(Windowed(), port, RANDOM.normal(size=(2, 6, 8)))
+    assert "the mask differs" in found
+    assert "query 0 sees key 3" in found

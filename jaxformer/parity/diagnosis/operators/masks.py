@@ -39,9 +39,7 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         ends = divergence.value, divergence.reference_value
         if not (_is_added_mask(right) or any(map(_reaches_softmax, ends))):
             return _not_finite(own, right)
-        hidden, wanted = (
-            ~(array > LOWEST) for array in (_with_later_mask(divergence, walk), right)
-        )
+        hidden, wanted = (~(array > LOWEST) for array in (_with_later_mask(divergence), right))
     # Splines have zeros and the sum 1 too, and no mask.
     elif _is_of_softmax(divergence.value) and all(map(_are_weights, (own, right))):
         hidden, wanted = own == 0, right == 0
@@ -134,14 +132,15 @@ def _has_hidden_scores(array: np.ndarray) -> bool:
     return bool((array < LOWEST).any() or not np.isfinite(array).all())
 
 
-def _with_later_mask(divergence: Divergence, walk: Walk) -> np.ndarray:
+def _with_later_mask(divergence: Divergence) -> np.ndarray:
     """Returns what the candidate computes; where it hides scores later, what it has after that.
 
     One side may add a mask together with a bias, and the other one after it.
     """
     waiting = [divergence.value]
     for value in waiting:
-        array = divergence.array if value is divergence.value else walk.array(value)
+        # What comes later was put right, and has what the reference hides.
+        array = divergence.array if value is divergence.value else value.data
         if _has_hidden_scores(array):
             return np.asarray(array)
         waiting += [
