@@ -55,19 +55,21 @@ class VerifyOptions:
     data: str = "random"
     """What both read: a text file (or a corpus of train.py), or random tokens."""
     mode: Mode = "grad"
-    """The outputs alone; gradients too; steps of training; or text generated token by token."""
+    """The outputs alone; gradients too; steps of training; or text generated token by token.
+    train and generate are for language models with a head."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The dtype whose rounding is measured, beside float64; default that of B's weights."""
+    """The dtype whose rounding is measured, beside float64; default that of B's weights. For --mode
+    forward and grad."""
     batch: int | None = None
-    """How many texts; default 1."""
+    """How many texts; default 1. For --mode forward, grad and train."""
     length: int | None = None
     """How many tokens each text has; default 256, or as many as fit."""
     steps: int | None = None
-    """How many steps of training; default 10."""
+    """How many steps of training; default 10. For --mode train."""
     tokens: int | None = None
-    """How many tokens to generate; default 20."""
+    """How many tokens to generate; default 20. For --mode generate."""
     dropout: Switch = False
-    """Train with dropout, both sides dropping the same units."""
+    """Train with dropout, both sides dropping the same units. For --mode train."""
     seed: int = 0
     """The seed of random tokens."""
     html: Path | None = None
@@ -79,9 +81,11 @@ class VerifyOptions:
     stream: Literal["auto", "always", "never"] = "auto"
     """Compare block by block from the files; auto: where whole models would not fit in memory."""
     state: Path | None = None
-    """The folder from which such a comparison resumes after it was killed; default in the cache."""
+    """The folder from which such a comparison resumes after it was killed; default in the cache.
+    For --mode forward and grad."""
     repro: Path | None = None
-    """A folder to write, with a script that shows the first bug without A and B."""
+    """A folder to write, with a script that shows the first bug without A and B. For --mode forward
+    and grad."""
     dialect_a: str | None = None
     """The dialect of A's array names; default what the checkpoint shows."""
     dialect_b: str | None = None

@@ -3,21 +3,64 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
 
 from jaxformer.parity.diagnosis.operators.attempts import diagnose
+from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
 from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
+from jaxformer.parity.diagnosis.operators.substitutions import NUMBER_FITS
 from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.recording.operators.graph import Operator, Value
-from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.results import WrongResult
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten
 
+# The stage of a segment, by whether it belongs to the backward pass.
+STAGES: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+
 
 def find_causes(wrong: Sequence[Judged], walk: Walk) -> list[RootCause]:
     """Returns the root causes of wrong segments, in their order; equal ones are not joined yet."""
-    return [_cause(judged, walk) for judged in wrong]
+    diagnoses = [diagnose(judged.divergence, walk) for judged in wrong]
+    pairs = list(zip(wrong, diagnoses, strict=True))
+    causes = [_cause(judged, found, walk) for judged, found in pairs]
+    return [
+        cause if found.text else _explained(judged, diagnoses, causes) or cause
+        for (judged, found), cause in zip(pairs, causes, strict=True)
+    ]
+
+
+def _explained(
+    judged: Judged, diagnoses: Sequence[Diagnosis], causes: Sequence[RootCause]
+) -> RootCause | None:
+    """Returns a cause of other segments that is the cause of one without a diagnosis too.
+
+    What a layer computes wrongly may also be returned, as the keys of a cache are, and these of
+    all layers together: then what makes each of the layers right makes this right.
+
+    Args:
+        judged: the segment.
+        diagnoses: of all segments.
+        causes: of all segments, in the same order.
+    """
+    divergence = judged.divergence
+    own = {v.index for operator in divergence.operators for v in operator.inputs + operator.outputs}
+    known = [
+        (found, cause)
+        for found, cause in zip(diagnoses, causes, strict=True)
+        if not own.isdisjoint(found.right_with) and cause.stage == STAGES[divergence.is_backward]
+    ]
+    together: dict[int, Any] = {}
+    for found, _ in known:
+        together |= {index: array for index, array in found.right_with.items() if index in own}
+    with np.errstate(all="ignore"):
+        if not together or not Trials(divergence).agree(together, NUMBER_FITS):
+            return None
+    return dataclasses.replace(known[0][1], error=divergence.error, effect=judged.effect)
 
 
 def causes_of_results(wrong: Sequence[WrongResult]) -> list[RootCause]:
@@ -110,9 +153,8 @@ def _with_cause(node: Node, cause: RootCause | None) -> Node:
     )  # fmt: skip
 
 
-def _cause(judged: Judged, walk: Walk) -> RootCause:
+def _cause(judged: Judged, found: Diagnosis, walk: Walk) -> RootCause:
     divergence = judged.divergence
-    found = diagnose(divergence, walk)
     named = _with_lines(divergence.operators)
     reader = divergence.reader
     operator = found.operator or (named[-1] if named else reader or divergence.value.producer)
@@ -127,7 +169,7 @@ def _cause(judged: Judged, walk: Walk) -> RootCause:
         reference.source,
         found.text,
         divergence.error,
-        "backward" if divergence.is_backward else "forward",
+        STAGES[divergence.is_backward],
         tuple(op.name for op in divergence.operators),
         tuple(op.name for op in divergence.reference_operators),
         operator.module if operator else "",

@@ -443,3 +443,204 @@ def test_keys_of_the_wrong_sequence_are_the_one_cause():
     assert diagnoses(Crossed(), port, FLOATS, memory) == [
         "it equals the mul of norm; it must be the input 1"
     ]
+
+
+class Feed(torch.nn.Module):
+    """Two matrices with a function between them."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(8, 16, bias=False)
+        self.last = torch.nn.Linear(16, 8, bias=False)
+        self.function = function
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("function", "own", "expected"),
+    [
+        (
+            lambda x: torch.relu(x) ** 2,
+            jax.nn.relu,
+            "the candidate computes ReLU; the reference computes the square of ReLU",
+        ),
+        (
+            lambda x: torch.relu(x) ** 2,
+            jax.nn.gelu,
+            "the candidate computes the tanh form of GELU; the reference computes the square of "
+            "ReLU",
+        ),
+        (
+            torch.relu,
+            lambda x: jax.nn.relu(x) ** 2,
+            "the candidate computes the square of ReLU; the reference computes ReLU",
+        ),
+    ],
+)
+def test_a_square_is_no_identity_times_what_it_is_a_square_of(function, own, expected):
+    reference = Feed(function)
+    found = diagnoses(
+        reference, lambda p, x: own(x @ p["first.weight"].T) @ p["last.weight"].T, FLOATS
+    )
+    assert found == [expected]
+
+
+class Decay(torch.nn.Module):
+    """A state that decays by e to minus e to a weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer = torch.nn.Linear(8, 8, bias=False)
+        self.w = torch.nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        made = self.layer(x)
+        rate, state, states = -torch.exp(self.w), torch.zeros_like(made[:, 0]), []
+        for step in range(made.shape[1]):
+            state = state * torch.exp(rate) + made[:, step]
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+def test_large_numbers_are_finite():
+    def port(p, x):
+        rate = jnp.exp(p["w"])
+
+        def step(state, made):
+            state = state * jnp.exp(rate) + made
+            return state, state
+
+        made = (x @ p["layer.weight"].T).swapaxes(0, 1)
+        return jax.lax.scan(step, jnp.zeros_like(made[0]), made)[1].swapaxes(0, 1)
+
+    found = diagnoses(Decay(), port, np.random.default_rng(0).normal(size=(2, 6, 8)))
+    assert len(found) == 1
+    assert "neg" in found[0], found
+
+
+def test_a_tiny_number_that_is_added_is_not_missing():
+    def function(m, x):
+        return torch.nn.functional.layer_norm(m.layer(x), (8,), m.scale)
+
+    def port(p, x):
+        made = x @ p["layer.weight"].T + p["layer.bias"]
+        centred = made - made.mean(-1, keepdims=True)
+        variance = (centred**2).mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-12) * p["scale"]
+
+    reference = Linear(function, scale=RANDOM.normal(size=8))
+    assert diagnoses(reference, port, FLOATS) == ["the number 1e-12 in add must be 1e-05"]
+
+
+class Shares(torch.nn.Module):
+    """The largest two weights of a softmax, made shares of their sum."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = torch.nn.Linear(8, 4, bias=False)
+        self.last = torch.nn.Linear(2, 8, bias=False)
+
+    def forward(self, x):
+        top, _ = torch.topk(self.gate(x).softmax(-1), 2)
+        return self.last(top / top.sum(-1, keepdim=True))
+
+
+def test_a_softmax_in_the_place_of_shares_is_no_other_reduction():
+    def port(p, x):
+        top, _ = jax.lax.top_k(jax.nn.softmax(x @ p["gate.weight"].T), 2)
+        return jax.nn.softmax(top) @ p["last.weight"].T
+
+    assert diagnoses(Shares(), port, FLOATS[0]) == [
+        "the candidate computes a softmax along axis 1; the reference computes shares of the sum "
+        "along axis 1"
+    ]
+
+
+class Cached(torch.nn.Module):
+    """Two layers of attention, which return all keys beside what they make."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.q2, self.k2 = (torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x, cache):
+        keys = []
+        for place, (query, key) in enumerate(((self.q, self.k), (self.q2, self.k2))):
+            k = torch.cat([cache[place], key(x)], 1)
+            x = x + (query(x) @ k.transpose(1, 2)).softmax(-1) @ k
+            keys.append(k)
+        return {"y": x, "k": torch.stack(keys)}
+
+
+def _cached(slot, shift=0.0):
+    """Returns a port that writes keys to a slot, and returns them all, shifted."""
+
+    def linear(p, name, x):
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    def port(p, x, cache):
+        keys = []
+        for place, (query, key) in enumerate((("q", "k"), ("q2", "k2"))):
+            k = jax.lax.dynamic_update_slice(cache[place], linear(p, key, x), (0, slot, 0))
+            scores = linear(p, query, x) @ k.swapaxes(1, 2)
+            x = x + jax.nn.softmax(jnp.where(jnp.arange(6) <= 4, scores, -1e30)) @ k
+            keys.append(k[:, :5])
+        return {"y": x, "k": jnp.stack(keys) + shift}
+
+    return port
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_a_wrong_slot_of_a_cache_explains_the_cache_that_is_returned(shift):
+    x, cache = RANDOM.normal(size=(2, 1, 8)), RANDOM.normal(size=(2, 2, 4, 8))
+    padded = np.pad(cache, ((0, 0), (0, 0), (0, 2), (0, 0)))
+    reference = Cached().double()
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    report = compare(reference, (_cached(3, shift), arrays), [x, cache], jax_inputs=[x, padded])
+    found = [cause.diagnosis for cause in report.root_causes]
+    assert found[0] == "the number 3 in dynamic_update_slice must be 4"
+    # What is wrong with the result besides is not hidden.
+    assert len(found) == (2 if shift else 1)
+
+
+def test_a_number_that_only_need_be_large_is_no_diagnosis():
+    def port(p, x):
+        grown = 1 - jnp.exp(-jnp.arange(0, 16, 2) / 8)
+        return (x @ p["layer.weight"].T + p["layer.bias"]) * grown
+
+    reference = Linear(lambda m, x: m.layer(x))
+    (found,) = diagnoses(reference, port, FLOATS)
+    assert "10000" not in found
+    assert found.endswith("comes in by mul: the reference has no such step")
+
+
+class Windowed(torch.nn.Module):
+    """Attention to two tokens on each side."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1])
+        far = (places[:, None] - places).abs() > 2
+        mask = torch.zeros(far.shape, dtype=x.dtype).masked_fill(far, -torch.inf)
+        scores = self.q(x) @ self.k(x).transpose(1, 2) + mask
+        return scores.softmax(-1) @ self.v(x)
+
+
+def test_a_mask_that_is_forgotten_is_not_found_in_what_was_put_right():
+    def port(p, x):
+        q, k, v = (x @ p[f"{name}.weight"].T for name in "qkv")
+        return jax.nn.softmax(q @ k.swapaxes(1, 2)) @ v
+
+    (found,) = diagnoses(Windowed(), port, RANDOM.normal(size=(2, 6, 8)))
+    assert "the mask differs" in found
+    assert "query 0 sees key 3" in found

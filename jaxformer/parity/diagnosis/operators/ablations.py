@@ -58,9 +58,10 @@ def _extra(
             # The reference has this step, and reads what it makes elsewhere.
             reader, right = made.consumers[0], own_name(kept, walk)
             text = f"{reader.name} reads {where(known[0].value)}; it must read {right}"
-            return Diagnosis(text, reader, is_operand=True, read=made)
+            right_with = trials.right_with
+            return Diagnosis(text, reader, is_operand=True, read=made, right_with=right_with)
         text = f"{_name_step(operator, term, walk)}: the reference has no such step"
-        return Diagnosis(text, operator)
+        return Diagnosis(text, operator, right_with=trials.right_with)
     return None
 
 

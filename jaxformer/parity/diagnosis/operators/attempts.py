@@ -31,16 +31,20 @@ from jaxformer.parity.diagnosis.operators.relations import (
     simple_relation,
 )
 from jaxformer.parity.diagnosis.operators.rotations import no_rotation, other_rotation
-from jaxformer.parity.diagnosis.operators.substitutions import other_input, other_number
+from jaxformer.parity.diagnosis.operators.substitutions import (
+    other_input,
+    other_number,
+    other_tiny_number,
+)
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
 # The most specific first.
 ATTEMPTS = (
-    unknown_parameter, other_lookup, other_function, other_norm, other_softmax, other_combination,
-    other_mask, other_comparison, extra_write, other_count, other_centre, other_number,
-    other_rotation, simple_relation, other_axes, other_rows, extra_step, missing_step,
-    other_reduction, other_input, missing_term, other_value, no_rotation,
+    unknown_parameter, other_lookup, other_function, other_tiny_number, other_norm, other_softmax,
+    other_combination, other_mask, other_comparison, extra_write, other_count, other_centre,
+    other_number, other_rotation, simple_relation, other_axes, other_rows, extra_step,
+    missing_step, other_reduction, other_input, missing_term, other_value, no_rotation,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)

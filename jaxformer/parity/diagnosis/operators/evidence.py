@@ -1,7 +1,7 @@
 """What a diagnosis is made of: both sides of a segment, what enters it, and its numbers."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ class Diagnosis:
         is_operand: whether the operator is right, and what it reads is wrong.
         read: the value of the candidate that is read and must not be, where the text is about one.
         has_line: whether the cause is where the wrong value is made.
+        right_with: the other arrays that make the segment right, by the index of their values,
+            where the text says that these must be others.
     """
 
     text: str
@@ -35,6 +37,7 @@ class Diagnosis:
     is_operand: bool = False
     read: Value | None = None
     has_line: bool = True
+    right_with: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
 
 def fits(one: Any, other: np.ndarray, allowed: float = FITS) -> bool:

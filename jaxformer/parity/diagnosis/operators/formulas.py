@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     has_many_numbers,
     name_both,
     numbers_of,
+    sides_of,
 )
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
@@ -41,14 +41,18 @@ def _tanh_gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+NO_FUNCTION = "the identity"
+
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     # The first: of positive numbers a ReLU is the identity.
-    "the identity": lambda x: x,
+    NO_FUNCTION: lambda x: x,
     "the erf GELU": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "the tanh form of GELU": _tanh_gelu,
     "the quick GELU": lambda x: x * _sigmoid(1.702 * x),
     "SiLU": lambda x: x * _sigmoid(x),
     "ReLU": lambda x: np.maximum(x, 0),
+    # Before that of a ReLU, which of positive numbers is the same.
+    "the square": lambda x: x * x,
     "the square of ReLU": lambda x: np.maximum(x, 0) ** 2,
     "ReLU6": lambda x: np.clip(x, 0, 6),
     "leaky ReLU of slope 0.01": lambda x: np.where(x > 0, x, 0.01 * x),
@@ -63,13 +67,13 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the sigmoid": _sigmoid,
     "tanh": np.tanh,
     "softsign": lambda x: x / (1 + np.abs(x)),
-    "the square": lambda x: x * x,
 }
 
 
 # Those that are x times a function, which may end a segment.
 SELF_GATED = (
     "the erf GELU", "the tanh form of GELU", "the quick GELU", "SiLU", "mish", "hard swish",
+    "the square of ReLU",
 )  # fmt: skip
 
 
@@ -87,6 +91,7 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     )
     arrays = [*activations_of(divergence, walk), *map(walk.array, before)]
     inputs = [x for x in arrays if x.shape == shape]
+    first = None
     for x in inputs:
         if not has_many_numbers(x[(x != 0) & (np.abs(x) != 1)], FEWEST_NUMBERS):
             continue
@@ -104,28 +109,55 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         # A part of the function, such as its tanh, may end the segment. A sigmoid is a part of
         # SiLU, too: whole functions come first.
         for forms_of in (whole, whole_or_part):
-            found = name_both(divergence, partial(_identify, x, forms_of))
-            if found is not None:
+            found = _other_function_of(divergence, x, forms_of)
+            if found is None:
+                continue
+            if NO_FUNCTION not in found.text:
                 return found
+            # What enters may be made by the function that both compute, before another one.
+            first = first or found
+    return first
+
+
+def _other_function_of(
+    divergence: Divergence,
+    x: np.ndarray,
+    forms_of: Callable[[str, np.ndarray], list[np.ndarray]],
+) -> Diagnosis | None:
+    """Returns a diagnosis if both sides compute functions of x, and not the same.
+
+    Both must be in the same form: a ReLU alone is no counterpart of the identity times a ReLU.
+
+    Args:
+        divergence: the segment.
+        x: what the functions read.
+        forms_of: returns the forms in which values of a function may be what is computed.
+    """
+    own, right = (_identify(x, forms_of, array) for array in sides_of(divergence))
+    for form in sorted(own.keys() & right.keys()):
+        if own[form] != right[form]:
+            text = f"the candidate computes {own[form]}; the reference computes {right[form]}"
+            return Diagnosis(text)
     return None
 
 
 def _identify(
     x: np.ndarray, forms_of: Callable[[str, np.ndarray], list[np.ndarray]], wanted: np.ndarray
-) -> str:
-    """Returns the name of the function that makes of x what is wanted, "" if none is known.
+) -> dict[int, str]:
+    """Returns the names of functions that make of x what is wanted, by the place of their form.
 
     Args:
-        x: what it reads.
+        x: what they read.
         forms_of: returns the forms in which values of a function may be what is wanted.
         wanted: an array.
     """
-    if not has_many_numbers(wanted, FEWEST_RESULTS):
-        return ""
-    for name, function in FUNCTIONS.items():
-        if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms_of(name, function(x))):
-            return name
-    return ""
+    found: dict[int, str] = {}
+    if has_many_numbers(wanted, FEWEST_RESULTS):
+        for name, function in FUNCTIONS.items():
+            for place, form in enumerate(forms_of(name, function(x))):
+                if place not in found and fits(form, wanted, FITS_IN_FLOAT32):
+                    found[place] = name
+    return found
 
 
 PAIRS: dict[str, Callable[[Any, Any], Any]] = {
@@ -153,22 +185,29 @@ def other_combination(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 
 
 def other_softmax(divergence: Divergence, walk: Walk) -> Diagnosis | None:
-    """Names the axis of a softmax."""
+    """Names how each side makes weights of scores, with the axis."""
+    # The exponentials alone may end the segment, where the reference has weights later.
+    whole = divergence.required.data, divergence.required_reference.data
     for x in activations_of(divergence, walk):
-
-        def identify(wanted: np.ndarray, x: Any = x) -> str:
-            if wanted.shape != x.shape:
-                return ""
-            for axis in range(x.ndim):
-                raised = np.exp(x - x.max(axis, keepdims=True))
-                if fits(raised / raised.sum(axis, keepdims=True), wanted):
-                    return f"a softmax along axis {axis}"
-            return ""
-
-        found = name_both(divergence, identify)
-        if found is not None:
-            return found
+        for own, right in (sides_of(divergence), whole):
+            names = _name_weights(x, own), _name_weights(x, right)
+            if all(names) and names[0] != names[1]:
+                text = f"the candidate computes {names[0]}; the reference computes {names[1]}"
+                return Diagnosis(text)
     return None
+
+
+def _name_weights(x: np.ndarray, wanted: np.ndarray) -> str:
+    """Returns how weights are made of scores, "" if they are not."""
+    if wanted.shape != x.shape:
+        return ""
+    for axis in range(x.ndim):
+        raised = np.exp(x - x.max(axis, keepdims=True))
+        if fits(raised / raised.sum(axis, keepdims=True), wanted):
+            return f"a softmax along axis {axis}"
+        if x.shape[axis] > 1 and fits(x / x.sum(axis, keepdims=True), wanted):
+            return f"shares of the sum along axis {axis}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

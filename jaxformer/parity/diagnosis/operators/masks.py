@@ -5,13 +5,17 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import FITS, Diagnosis
-from jaxformer.parity.matching.operators.layouts import INFINITE, is_finite
+from jaxformer.parity.matching.operators.layouts import INFINITE
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 
 # Scores below it are hidden.
 LOWEST = -1e4
+# At most the lowest number of bfloat16 and of float32; a score that is added to it counts too.
+LOWEST_OF_DTYPES = -3e38
+# Up to this share of it a number of two digits is what a mask has written, and a score added to it.
+ROUND = 1e-6
 # What may stand between scores and the operator that hides some of them, and that operator.
 HIDING = {"add", "sub", "mul", "div", "select_n", "tanh", "convert_element_type"}
 # Comparisons that a mask may be made of, with their signs.
@@ -35,9 +39,7 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         ends = divergence.value, divergence.reference_value
         if not (_is_added_mask(right) or any(map(_reaches_softmax, ends))):
             return _not_finite(own, right)
-        hidden, wanted = (
-            ~(array > LOWEST) for array in (_with_later_mask(divergence, walk), right)
-        )
+        hidden, wanted = (~(array > LOWEST) for array in (_with_later_mask(divergence), right))
     # Splines have zeros and the sum 1 too, and no mask.
     elif _is_of_softmax(divergence.value) and all(map(_are_weights, (own, right))):
         hidden, wanted = own == 0, right == 0
@@ -73,14 +75,15 @@ def other_comparison(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         sign = COMPARISONS[operator.name][0]
         for other, compare in COMPARISONS.values():
             if other != sign and trials.agree({operator.outputs[0].index: compare(*read)}, FITS):
-                return Diagnosis(f"the comparison {sign} must be {other}", operator)
+                text = f"the comparison {sign} must be {other}"
+                return Diagnosis(text, operator, right_with=trials.right_with)
     return None
 
 
 def _not_finite(own: np.ndarray, right: np.ndarray) -> Diagnosis | None:
     """Names the first number that is not finite, or not in the same way as the other side's."""
     alike = (own == right) | (np.isnan(own) & np.isnan(right))
-    wrong = ~alike & ~(is_finite(own) & is_finite(right))
+    wrong = ~alike & ~(_is_finite(own) & _is_finite(right))
     if not wrong.any():
         return None
     first = tuple(int(n) for n in np.argwhere(wrong)[0])
@@ -88,6 +91,18 @@ def _not_finite(own: np.ndarray, right: np.ndarray) -> Diagnosis | None:
         f"{int(wrong.sum())} of {wrong.size} numbers are not finite alike: at {first} the "
         f"candidate has {own[first]:.3g}, the reference {right[first]:.3g}"
     )
+
+
+def _is_finite(array: np.ndarray) -> np.ndarray:
+    """Returns which numbers are neither infinite, nor NaN, nor what a mask writes.
+
+    A mask writes a round number or the lowest of a dtype; what a recurrence of growing numbers
+    makes is finite, however large it is.
+    """
+    digits = 10.0 ** (np.floor(np.log10(np.abs(array))) - 1)
+    is_round = np.abs(array - np.round(array / digits) * digits) <= ROUND * np.abs(array)
+    is_written = (array <= -INFINITE) & (is_round | (array <= LOWEST_OF_DTYPES))
+    return np.isfinite(array) & ~is_written
 
 
 def _is_pattern(mask: np.ndarray, wanted: np.ndarray) -> bool:
@@ -117,14 +132,15 @@ def _has_hidden_scores(array: np.ndarray) -> bool:
     return bool((array < LOWEST).any() or not np.isfinite(array).all())
 
 
-def _with_later_mask(divergence: Divergence, walk: Walk) -> np.ndarray:
+def _with_later_mask(divergence: Divergence) -> np.ndarray:
     """Returns what the candidate computes; where it hides scores later, what it has after that.
 
     One side may add a mask together with a bias, and the other one after it.
     """
     waiting = [divergence.value]
     for value in waiting:
-        array = divergence.array if value is divergence.value else walk.array(value)
+        # What comes later was put right, and has what the reference hides.
+        array = divergence.array if value is divergence.value else value.data
         if _has_hidden_scores(array):
             return np.asarray(array)
         waiting += [

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
-from jaxformer.parity.matching.operators.layouts import find_layout
+from jaxformer.parity.diagnosis.operators.evidence import FITS, Diagnosis
+from jaxformer.parity.matching.operators.layouts import find_layout, layouts
 from jaxformer.parity.matching.operators.values import rounding_allowed
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
-from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten
 
@@ -24,6 +24,9 @@ KINDS: dict[str, Callable[..., np.ndarray]] = {
     "reduce_sum": np.mean, "sum": np.mean, "mean": np.mean, "var_mean": np.mean,
     "reduce_max": np.max, "amax": np.max, "reduce_min": np.min, "amin": np.min,
 }  # fmt: skip
+
+# How many layouts of what the reference takes are tried.
+MOST_LAYOUTS = 8
 
 
 def other_reduction(divergence: Divergence, walk: Walk) -> Diagnosis | None:
@@ -36,6 +39,9 @@ def other_reduction(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         twins = list(_reductions_of_twins(read, walk))
         others = [other for other in twins if KINDS[other.name] is kind]
         if twins and not others:
+            # The largest score of a softmax is a shift alone.
+            if not _is_right_with(operator, twins[0], Trials(divergence)):
+                continue
             text = f"{operator.name} is taken; the reference takes {twins[0].name}"
             return Diagnosis(text, operator)
         wanted = {other: _reduced(other) for other in others}
@@ -56,6 +62,17 @@ def other_reduction(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             shape = f"of shape {array.shape}, made at {shorten(made.source)},"
             return Diagnosis(f"{text}; the array {shape} splits them otherwise", made)
     return None
+
+
+def _is_right_with(operator: Operator, twin: Operator, trials: Trials) -> bool:
+    """Returns whether a segment is right with what the reference takes in an operator's place."""
+    made, wanted = operator.outputs[-1], twin.outputs[-1]
+    count = operator.inputs[0].size / made.size
+    return made.size == wanted.size and any(
+        trials.agree({made.index: layout.apply(wanted.data) * scale}, FITS)
+        for layout in itertools.islice(layouts(wanted.shape, made.shape), MOST_LAYOUTS)
+        for scale in (1.0, 1 / count, count)
+    )
 
 
 def _reductions_of_twins(read: Value, walk: Walk) -> Iterator[Operator]:

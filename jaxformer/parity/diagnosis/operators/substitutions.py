@@ -19,6 +19,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 from jaxformer.parity.matching.operators.layouts import layouts
 from jaxformer.parity.recording.operators.graph import Operator, Value, first_shape
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
+from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import apart
@@ -56,8 +57,9 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             if exact is None and _replaced(trials, operator, {number: ""}, FITS) is None:
                 exact = _replaced(trials, operator, substitutes, FITS)
             if exact is not None:
-                return Diagnosis(exact, operator)
-            return Diagnosis(f"{found}: the reference has no such step", operator)
+                return Diagnosis(exact, operator, right_with=trials.right_with)
+            text = f"{found}: the reference has no such step"
+            return Diagnosis(text, operator, right_with=trials.right_with)
     # What the reference has is likelier than what is made of it.
     written = {
         n: substitutes[n] for n in numbers_of(divergence.reference_operators) if n in substitutes
@@ -71,7 +73,44 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     for some, operator in places:
         found = _replaced(trials, operator, some)
         if found is not None:
-            return Diagnosis(found, operator)
+            return Diagnosis(found, operator, right_with=trials.right_with)
+    return None
+
+
+def other_tiny_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Puts a number of the reference in the place of a tiny one that is added before the segment.
+
+    A variance plus 1e-12 is an anchor like the variance, so that it stands before the segment
+    though its number is what is wrong.
+    """
+    wanted = [n for n in added_numbers(divergence) if n]
+    trials = Trials(divergence)
+    for value in divergence.boundary:
+        # What the add makes may be brought into another layout first.
+        steps: list[Operator] = []
+        maker = value.producer
+        while maker is not None and maker.name in LAYOUT_ONLY | {"sqrt", "rsqrt"}:
+            steps.append(maker)
+            maker = maker.inputs[0].producer
+        if maker is None or not maker.name.startswith("add"):
+            continue
+        for constant in maker.inputs:
+            if not (constant.is_constant and constant.size == 1 and constant.dtype.kind == "f"):
+                continue
+            number = float(constant.data.item())
+            if abs(number) > NUMBER_FITS:
+                continue
+            for other in wanted:
+                if other == number:
+                    continue
+                given = {constant.index: np.full(constant.shape, other, constant.dtype)}
+                read = {v.index: walk.array(v) for v in maker.inputs if v is not constant}
+                made = run_again([maker, *reversed(steps)], read | given)[value.index]
+                if trials.agree({value.index: made}, NUMBER_FITS):
+                    text = f"the number {apart(number, other)} in {maker.name} must be "
+                    return Diagnosis(
+                        text + apart(other, number), maker, right_with=trials.right_with
+                    )
     return None
 
 
@@ -110,9 +149,17 @@ def _replaced(
             def is_right(one: float, value: Value = value, data: np.ndarray = data) -> bool:
                 return trials.agree({value.index: np.full(data.shape, one, data.dtype)}, allowed)
 
-            # A number that another one would do as well as says that it does nothing at all.
-            is_sure = may_be_nothing or data.dtype.kind == "i"
-            if is_right(other) and (is_sure or not is_right(OTHER_THAN * other)):
+            def is_sure(one: float, is_right: Any = is_right, data: np.ndarray = data) -> bool:
+                """Returns whether not just any number would do as well, which then does nothing."""
+                if may_be_nothing or not one:
+                    return True
+                if data.dtype.kind == "i":
+                    # A place behind the end is the last one.
+                    return not (is_right(one - 1) and is_right(one + 1))
+                return not is_right(OTHER_THAN * one)
+
+            # Once more, so that the trials know it for the last that was right.
+            if is_right(other) and is_sure(other) and is_right(other):
                 formula = f" = {name}" if name else ""
                 return (
                     f"the number {apart(number, other)} in {_user(operator).name} must be "
@@ -198,6 +245,7 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                             operator,
                             is_operand=True,
                             read=value,
+                            right_with=trials.right_with,
                         )
     return None
 

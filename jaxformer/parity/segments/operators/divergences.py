@@ -105,10 +105,14 @@ class Trials:
     Args:
         divergence: the segment.
         most: how many operators are run again at most.
+
+    Attributes:
+        right_with: the other arrays of the last try that succeeded.
     """
 
     def __init__(self, divergence: Divergence, most: int = MOST_RUN):
         self._divergence, self._left = divergence, most
+        self.right_with: Mapping[int, Any] = {}
         self._end = divergence.layout.apply(divergence.reference_value.data)
         parts = (divergence.operators, divergence.required_operators)
         operators = {op.index: op for part in parts for op in part}
@@ -118,7 +122,7 @@ class Trials:
         self._before = run_again(self._operators, known)
         self._own = {op.index for op in divergence.operators}
         self._later: dict[tuple[int, ...], _Later] = {}
-        self._tried: set[bytes] = set()
+        self._tried: dict[bytes, bool] = {}
 
     def agree(self, given: Mapping[int, Any], allowed: float) -> bool:
         """Returns whether the segment is right with other arrays.
@@ -130,9 +134,15 @@ class Trials:
         """
         allowed = min(allowed, self._divergence.error * REMAINS)
         one = digest(given, allowed)
-        if self._left <= 0 or one in self._tried:
-            return False
-        self._tried.add(one)
+        if one not in self._tried:
+            if self._left <= 0:
+                return False
+            self._tried[one] = self._is_right_with(given, allowed)
+        if self._tried[one]:
+            self.right_with = given
+        return self._tried[one]
+
+    def _is_right_with(self, given: Mapping[int, Any], allowed: float) -> bool:
         later = self._later_than(tuple(given))
         arrays = {**later.known, **given}
         segment = self._divergence

@@ -296,10 +296,18 @@ def layouts_of(
 ) -> Iterator[Layout]:
     """Yields the layouts in which a value of the reference may be one of the candidate."""
     same_shape = inherited.get(without_ones(other.shape), ())
-    found = [Layout(layout.split, layout.order, made.shape) for layout in same_shape]
+    same = (Layout(layout.split, layout.order, made.shape) for layout in same_shape)
+    found = [layout for layout in same if not _is_scrambled(layout)]
     # What is made of parts has other sizes than these.
     found = found or list(_in_same_order(inherited, other, made))
     yield from dict.fromkeys([*found, nearest])
+
+
+def _is_scrambled(layout: Layout) -> bool:
+    """Returns whether a layout has the axes of an array, and takes each for another one."""
+    sizes = without_ones(tuple(layout.split[axis] for axis in layout.order))
+    own = without_ones(layout.shape)
+    return sizes != own and sorted(sizes) == sorted(own)
 
 
 def without_ones(shape: Shape) -> Shape:
