@@ -20,8 +20,9 @@ TARGETS = (
     PAIRS, PAIRS_BY_TRANSPOSED,
 )  # fmt: skip
 # The last one makes a product and a sum one instruction, whatever the compiler does by default.
-OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast")
-
+OTHERS_OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast")
+# For AMD's processors GCC leaves some of them two, so that a sum depended on the shape around it.
+OPTIONS = (*OTHERS_OPTIONS, "--param=avoid-fma-max-bits=0")
 
 # An environment variable, which turns them off.
 SWITCH, OFF = "JAXFORMER_CUSTOM_CALLS", "off"
@@ -32,8 +33,11 @@ def are_known() -> bool:
     """Returns whether the custom calls of ``TARGETS`` can be used, and makes them known to XLA."""
     if os.environ.get(SWITCH) == OFF:
         return False
-    try:
-        custom_calls.register(custom_calls.load("few_row_products", OPTIONS), TARGETS)
-    except UnavailableError:
-        return False
-    return True
+    # Other compilers, and old ones, do not know GCC's last option.
+    for options in (OPTIONS, OTHERS_OPTIONS):
+        try:
+            custom_calls.register(custom_calls.load("few_row_products", options), TARGETS)
+        except UnavailableError:
+            continue
+        return True
+    return False
