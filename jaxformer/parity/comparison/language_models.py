@@ -6,7 +6,11 @@ from typing import Any, Literal
 import numpy as np
 from flax import nnx
 
-from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config import (
+    EncoderDecoderConfig,
+    TransformerClassifierConfig,
+    TransformerLMConfig,
+)
 from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
@@ -71,6 +75,8 @@ def unsuitable(mode: Literal["train", "generate"], config: Any) -> str:
         return "a model of texts and images"
     if isinstance(config, SpeechClassifierConfig):
         return "a model that hears"
+    if isinstance(config, TransformerClassifierConfig):
+        return "a model that classifies"
     if not isinstance(config, TransformerLMConfig) or config.head.head == "none":
         return "a model without a head"
     if config.vocab_size is None:
