@@ -45,10 +45,20 @@ def training_effects(config: TrainConfig) -> list[Effect]:
     adapters = ("lora_alpha", "lora_targets", "lora_dropout")
     is_adapted = config.model.lora.lora_rank is not None
     is_file = not config.data_is_tokens and config.data not in NAMES
-    decays = config.optimizer.schedule == "wsd"
+    schedule, optimizer = config.optimizer.schedule, config.optimizer.optimizer
+    ends = ("min_learning_rate", "decay_steps")
+    constant = Setting("schedule", value="constant")
+    averages = Setting("optimizer", value="adamw, muon or lion")
     return [
         Effect(adapters, is_adapted, ("without ", Setting("lora_rank"))),
-        Effect(["decay_share"], decays, ("but with ", Setting("schedule", value="wsd"))),
+        Effect(["decay_share"], schedule == "wsd", ("but with ", Setting("schedule", value="wsd"))),
+        Effect(ends, schedule != "constant", ("with ", constant)),
+        Effect(["beta1", "beta2"], optimizer in ("adamw", "muon", "lion"), ("but with ", averages)),
+        Effect(
+            ["eps"],
+            optimizer in ("adamw", "muon"),
+            ("but with ", Setting("optimizer", value="adamw or muon")),
+        ),
         Effect(["encoding"], is_file, ["but on a text file"]),
     ]
 

@@ -84,6 +84,15 @@ def test_the_entry_points_are_the_same_command():
             ["--min-learning-rate 0.0001 is more than --learning-rate 5e-05: the rate would rise"],
         ),
         ("--resume --out run --preset baby", ["from the run's folder: leave out --preset"]),
+        (
+            "--optimizer sgd --beta2 0.9",
+            ["--beta2 has no effect but with --optimizer adamw, muon or lion"],
+        ),
+        ("--optimizer lion --eps 1e-6", ["--eps has no effect but with --optimizer adamw or muon"]),
+        (
+            "--schedule constant --decay-steps 9",
+            ["--decay-steps has no effect with --schedule constant"],
+        ),
         ("--weight-decay -0.1", ["weight_decay must not be negative: got -0.1"]),
         ("--residual-dropout 1", ["residual_dropout must be in [0, 1): got 1"]),
         ("--num-heads 3", ["d_model=128, num_heads=3"]),
