@@ -1,6 +1,7 @@
 """A candidate's own names of its modules, found by their numbers."""
 
 import equinox
+import haiku
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +89,31 @@ class LinenMlp(linen.Module):
     def __call__(self, x):
         inner = linen.Dense(F, name="up")(linen.LayerNorm(epsilon=1e-5, name="ln")(x))
         return x + linen.Dense(D, name="down")(jax.nn.relu(inner))
+
+
+def test_haiku_modules_name_themselves():
+    reference = randomize(ReferenceMlp())
+
+    class Mlp(haiku.Module):
+        def __call__(self, x):
+            inner = haiku.LayerNorm(-1, True, True, name="ln")(x)
+            inner = jax.nn.relu(haiku.Linear(F, name="up")(inner))
+            return x + haiku.Linear(D, name="down")(inner)
+
+    made = haiku.transform(lambda x: jnp.tanh(Mlp()(x)))
+    names = {"scale": "scale", "bias": "offset", "kernel": "w"}
+    arrays = {
+        f"mlp/{layer}": {names[n]: a for n, a in each.items()}
+        for layer, each in as_arrays(reference)["params"].items()
+    }
+    for layer in ("up", "down"):
+        arrays[f"mlp/{layer}"]["b"] = arrays[f"mlp/{layer}"].pop("offset")
+    report = compare(nn.Sequential(reference, nn.Tanh()), (made, arrays), [hidden()])
+    assert report.verdict == "rounding", str(report)
+    assert paths(report) == {
+        "": "", "0": "mlp", "0.norm": "mlp/ln", "0.first": "mlp/up", "0.second": "mlp/down",
+        "1": "1",
+    }  # fmt: skip
 
 
 class ScannedMlp(linen.Module):

@@ -74,7 +74,9 @@ def _twins(parameters: ParameterMatches) -> dict[str, set[str]]:
 
 def _beginnings(path: str, collections: Iterable[str]) -> tuple[str, ...]:
     """Returns how the names of the parameters in the module at a path begin."""
-    return tuple(f"{tree}.{path}{end}".lstrip(".") for tree in collections for end in (".", "["))
+    return tuple(
+        f"{tree}.{path}{end}".lstrip(".") for tree in collections for end in (".", "[", "/")
+    )
 
 
 def _are_same(own: Sequence[set[str]], held: Collection[str], optional: Collection[str]) -> bool:

@@ -13,7 +13,12 @@ import numpy as np
 from jaxformer.errors import UsageError
 from jaxformer.parameters import join_path
 from jaxformer.parity.recording.jax_values import is_complex, is_numeric, leaf_names
-from jaxformer.parity.recording.operators.module_marks import marked_linen, marked_nnx, marked_tree
+from jaxformer.parity.recording.operators.module_marks import (
+    marked_haiku,
+    marked_linen,
+    marked_nnx,
+    marked_tree,
+)
 from jaxformer.parity.recording.torch_values import as_numpy, map_nested
 
 Inputs = Sequence[Any] | Mapping[str, Any]
@@ -137,7 +142,10 @@ def _as_candidate(model: Any) -> Candidate:
         apply = getattr(module, "apply", None)
         if callable(apply) and callable(getattr(module, "init", None)):
             run = _haiku(apply)
-            return Candidate("Haiku function", parameters, lambda given: partial(run, given))
+            return Candidate(
+                "Haiku function", parameters, lambda given: partial(run, given),
+                marked=lambda model: marked_haiku(),
+            )  # fmt: skip
         if callable(module):
             return Candidate("function", parameters, lambda given: partial(module, given))
     if _is_linen(model):

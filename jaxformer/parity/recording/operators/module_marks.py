@@ -7,6 +7,7 @@ mark: its code may ask whether two arguments are the same object.
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,6 +99,26 @@ def marked_linen() -> Iterator[None]:
         return _marked(join_path(context.module.path), context.module, following, args, kwargs)
 
     with linen.intercept_methods(call):
+        yield
+
+
+@contextlib.contextmanager
+def marked_haiku() -> Iterator[None]:
+    """Marks the calls of Haiku's modules inside the ``with`` block; Haiku names what runs itself.
+
+    A function that Haiku has not made, which has an ``apply`` too, has no modules of it.
+    """
+    haiku = sys.modules.get("haiku")
+    if haiku is None:
+        yield
+        return
+
+    def call(following: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if context.method_name != "__call__":
+            return following(*args, **kwargs)
+        return _marked(context.module.module_name, context.module, following, args, kwargs)
+
+    with haiku.intercept_methods(call):
         yield
 
 
