@@ -96,7 +96,7 @@ def compare_operators(
             of the candidate makes.
         names: of an NNX module: paths of the candidate to paths of the reference, which the report
             shows. What is compared does not depend on them. Default: those of the modules of
-            NNX, Linen and Equinox that return the same numbers and hold the same parameters.
+            NNX, Linen, Equinox and Haiku that return the same numbers and hold the same parameters.
         torch_call: how to call the reference, given it and its inputs.
         jax_call: how to call the candidate.
         about: notes for the report.
