@@ -5,8 +5,12 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """Returns the folder for what can be made or fetched again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+    """Returns the folder for what can be made or fetched again.
+
+    A path that is not absolute counts as none, as the XDG Base Directory Specification has it.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "jaxformer"
 
 
 def is_private(folder: Path) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from jaxformer.cli.arguments import USUAL_NAMES
 from jaxformer.cli.main import main
 from jaxformer.hardware import invocation
+from jaxformer.hardware.user_folders import user_cache
 from tests.support.tiny import ROOT
 
 
@@ -80,6 +81,13 @@ def test_another_process_looks_in_the_working_folder_if_this_one_does(monkeypatc
     assert invocation.own_command("train", "x")[1:] == ["-P", "-m", "jaxformer", "train", "x"]
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     assert invocation.own_command("train", "x")[1:] == ["-m", "jaxformer", "train", "x"]
+
+
+def test_a_cache_folder_is_an_absolute_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, found in ((str(tmp_path / "a"), "a"), ("relative", ".cache"), ("", ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert user_cache() == tmp_path / found / "jaxformer"
 
 
 def test_extras_are_installed_where_the_user_is(shell, monkeypatch, tmp_path):
