@@ -1,7 +1,7 @@
 """What pairs of modules find in our own models, the operators of the whole models find alone.
 
 Pairs are the first cut of the same comparison. They add what needs modules: tables of the reference
-given to the candidate, and what a dtype rounds.
+given to the candidate, and each module judged by itself.
 """
 
 import copy
