@@ -10,6 +10,7 @@ import numpy as np
 from jaxformer.parity.diagnosis.operators.attempts import diagnose
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
 from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
+from jaxformer.parity.diagnosis.operators.rows import first_after_rows
 from jaxformer.parity.diagnosis.operators.substitutions import NUMBER_FITS
 from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
@@ -157,7 +158,10 @@ def _cause(judged: Judged, found: Diagnosis, walk: Walk) -> RootCause:
     divergence = judged.divergence
     named = _with_lines(divergence.operators)
     reader = divergence.reader
-    operator = found.operator or (named[-1] if named else reader or divergence.value.producer)
+    operator = found.operator
+    if not found.text and not divergence.is_backward:
+        operator = operator or first_after_rows(divergence)
+    operator = operator or (named[-1] if named else reader or divergence.value.producer)
     reference = divergence.reference_operator
     is_operand = found.is_operand or operator is reader
     source = _source(operator, is_operand, walk) if operator else ""

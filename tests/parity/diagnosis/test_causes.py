@@ -66,3 +66,42 @@ def test_a_bug_in_a_step_of_a_scan_has_a_line_of_the_step():
     first = port.__code__.co_firstlineno
     for cause in report.root_causes:
         assert int(cause.jax_source.rpartition(":")[2]) in (first + 4, first + 5)
+
+
+class Experts(torch.nn.Module):
+    """Each expert is called with the tokens that chose it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = torch.nn.Linear(8, 3, bias=False)
+        self.up = torch.nn.Parameter(torch.randn(3, 12, 8))
+        self.down = torch.nn.Parameter(torch.randn(3, 8, 12))
+
+    def forward(self, x):
+        x = x.flatten(0, 1)
+        weights, chosen = torch.softmax(self.router(x), -1).max(-1)
+        made = torch.zeros_like(x)
+        for expert in range(3):
+            tokens = (chosen == expert).nonzero()[:, 0]
+            inner = torch.nn.functional.silu(x[tokens] @ self.up[expert].T)
+            made[tokens] = weights[tokens, None] * (inner @ self.down[expert].T)
+        return made
+
+
+@pytest.mark.usefixtures("settings_of_jax")
+def test_a_bug_in_experts_that_are_written_densely_has_its_line():
+    def port(params, x):
+        probabilities = jax.nn.softmax(x @ params["router.weight"].T)
+        weights = probabilities * (probabilities == probabilities.max(-1, keepdims=True))
+        inner = jnp.einsum("btd,efd->btef", x, params["up"])
+        inner = jax.nn.gelu(inner)  # not silu
+        made = jnp.einsum("btef,edf->bted", inner, params["down"])
+        return jnp.einsum("bted,bte->btd", made, weights).reshape(-1, 8)
+
+    reference = Experts()
+    arrays = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 7, 8)).astype(np.float32)
+    report = compare(reference, (port, arrays), x, backward=False)
+    (cause,) = report.root_causes
+    assert int(cause.jax_source.rpartition(":")[2]) == port.__code__.co_firstlineno + 4

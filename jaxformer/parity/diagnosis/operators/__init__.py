@@ -16,5 +16,6 @@ segment agree with the reference's value, or if the formula gives what that side
 - ``relations``: factors, missing terms, axes and order.
 - ``rotations``: layout, base and first position of rotary positions.
 - ``reductions``: the numbers over which a mean or an extreme is taken.
+- ``rows``: how far a segment is right in the rows that the reference computes.
 - ``gradients``: what only a backward pass has.
 """
