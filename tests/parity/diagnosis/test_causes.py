@@ -105,3 +105,5 @@ def test_a_bug_in_experts_that_are_written_densely_has_its_line():
     report = compare(reference, (port, arrays), x, backward=False)
     (cause,) = report.root_causes
     assert int(cause.jax_source.rpartition(":")[2]) == port.__code__.co_firstlineno + 4
+    text = "the candidate computes the tanh form of GELU; the reference computes SiLU"
+    assert cause.diagnosis == text

@@ -31,6 +31,7 @@ from jaxformer.parity.diagnosis.operators.relations import (
     simple_relation,
 )
 from jaxformer.parity.diagnosis.operators.rotations import no_rotation, other_rotation
+from jaxformer.parity.diagnosis.operators.rows import other_function_of_rows
 from jaxformer.parity.diagnosis.operators.substitutions import (
     other_input,
     other_number,
@@ -45,6 +46,7 @@ ATTEMPTS = (
     other_combination, other_mask, other_comparison, extra_write, other_count, other_centre,
     other_number, other_rotation, simple_relation, other_axes, other_rows, extra_step,
     missing_step, other_reduction, other_input, missing_term, other_value, no_rotation,
+    other_function_of_rows,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)
