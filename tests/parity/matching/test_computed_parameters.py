@@ -108,6 +108,28 @@ def test_wrong_numbers_are_told_from_what_was_computed():
     )
 
 
+def test_zeros_are_no_scaled_parameter():
+    class Gains(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Parameter(torch.zeros(40))
+            self.first.data[3] = 1.5
+
+        def forward(self, x):
+            return x * self.first
+
+    def port(params, x):
+        return x * params["gains"] / 3 + params["more"]
+
+    more = np.zeros(40, np.float32)
+    more[7] = 1e-3
+    params = {"gains": 3 * Gains().first.detach().numpy(), "more": more}
+    x = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
+    report = compare(Gains(), (port, params), x)
+    assert report.verdict == "bug"
+    assert not any("times a scale" in text for text in report.weights)
+
+
 def test_a_parameter_in_which_few_numbers_differ_is_that_of_the_reference():
     def linear(params, x):
         return x @ params["weight"].T + params["bias"]

@@ -26,6 +26,8 @@ MOST_WRONG = 0.1
 # A parameter that is scaled has at least so many numbers, and is not further from the other one,
 # both with a root mean square of one.
 FEWEST_SCALED, MOST_APART = 16, 0.9
+# So many of the first of these numbers are different, where some are equal and others are not.
+FEWEST_DIFFERENT, MOST_LOOKED_AT = 8, 1 << 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _nearest(name: str, array: np.ndarray, made: Sequence[Value]) -> Computed | 
             continue
         right = found[0].apply(value.data)
         is_wrong = np.abs(right - array) > COMPUTED_ALLOWED * (largest(right) or 1.0)
-        if is_wrong.mean() > MOST_WRONG:
+        if is_wrong.mean() > MOST_WRONG or (is_wrong.any() and not _are_telling(right[~is_wrong])):
             continue
         maker = value.producer
         wrong = ""
@@ -167,4 +169,11 @@ def _off_scale(array: np.ndarray, near: np.ndarray) -> np.ndarray | None:
         )
         if best is None or wrong.sum() < best.sum():
             best = wrong
-    return best if best is not None and best.mean() <= MOST_WRONG else None
+    if best is None or best.mean() > MOST_WRONG or not _are_telling(near[~best]):
+        return None
+    return best
+
+
+def _are_telling(numbers: np.ndarray) -> bool:
+    """Returns whether equal numbers say that two arrays are one; zeros are in many places."""
+    return len(np.unique(numbers[:MOST_LOOKED_AT])) >= FEWEST_DIFFERENT
