@@ -59,6 +59,21 @@ def test_why_nothing_can_be_built_is_said(empty_cache, tmp_path, monkeypatch):
         custom_calls.load(NAME, OPTIONS)
 
 
+@needs_calls
+def test_a_compiler_that_does_not_know_gccs_option_builds_without_it(
+    empty_cache, tmp_path, monkeypatch
+):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *--param*) exit 1;; esac\nexec {COMPILER} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    registered = []
+    monkeypatch.setattr(custom_calls, "register", lambda library, targets: registered.append(1))
+    assert row_products.are_known.__wrapped__()
+    assert registered == [1]
+    assert len(list(empty_cache.iterdir())) == 1
+
+
 def test_without_a_compiler_products_are_those_of_xla(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)

@@ -150,17 +150,14 @@ def compare_operators(
     )
     if dtype in (None, "float64"):
         return report
-    try:
-        runs = (
+
+    def run_in(dtype: str) -> tuple[NarrowRun, NarrowRun]:
+        return (
             run_candidate_in(dtype, model, *jax_arguments),
             run_reference_in(dtype, torch_module, args, kwargs, torch_call),
         )
-    except Exception as error:  # Whatever a model cannot do in the dtype.
-        if is_out_of_memory(error):
-            raise
-        remark = f"what {dtype} rounds was not measured: {name_error(error)}"
-        return dataclasses.replace(report, remarks=(*report.remarks, remark))
-    return comparison.with_rounding(report, dtype, runs, labels)
+
+    return comparison.with_rounding(report, dtype, run_in, labels)
 
 
 class _Comparison:
@@ -223,16 +220,27 @@ class _Comparison:
         return self._report(merge_causes(causes), results, unverified, lacking, gradients)
 
     def with_rounding(
-        self, report: Report, dtype: str, runs: tuple[NarrowRun, NarrowRun], labels: Labels
+        self,
+        report: Report,
+        dtype: str,
+        run_in: Callable[[str], tuple[NarrowRun, NarrowRun]],
+        labels: Labels,
     ) -> Report:
-        """Returns the report with what a dtype rounds.
+        """Returns the report with what a dtype rounds, or with why that is not known.
 
         Args:
             report: of ``report``.
-            dtype: of the runs.
-            runs: of the candidate and of the reference.
+            dtype: to run in.
+            run_in: runs the candidate and the reference in it.
             labels: the candidate's modules.
         """
+        try:
+            runs = run_in(dtype)
+        except Exception as error:  # Whatever a model cannot do in the dtype.
+            if is_out_of_memory(error):
+                raise
+            remark = f"what {dtype} rounds was not measured: {name_error(error)}"
+            return dataclasses.replace(report, remarks=(*report.remarks, remark))
         rounding = Rounding(
             dtype, runs, self.run, self.reference, self.walk, self._results
         )  # fmt: skip

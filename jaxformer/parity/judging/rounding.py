@@ -59,7 +59,7 @@ class Rounding:
             found: dict[str, float] = {}
             if not node.reference_path:
                 first = next(self._results(), None)
-                found = {} if first is None else self._of_result(*first)
+                found = {} if first is None else self._measure_result(*first)
             elif node.reference_path in own:
                 found = self._of_module(own[node.reference_path], node.reference_path)
             if node.in_context is None or not found:
@@ -101,7 +101,7 @@ class Rounding:
         self, result: ComparedResult, made: np.ndarray, wanted: np.ndarray, name: str
     ) -> str:
         """Returns a sentence on a result in the dtype."""
-        found = self._of_result(result, made, wanted)
+        found = self._measure_result(result, made, wanted)
         own = self._seen(result.layout.invert(made.astype(np.float64), wanted.shape))
         other = self._seen(wanted.astype(np.float64))
         lost = [int((~np.isfinite(array)).sum()) for array in (own, other)]
@@ -130,7 +130,7 @@ class Rounding:
             if wanted.shape == result.reference.shape and made.size == wanted.size > 0:
                 yield result, made, wanted
 
-    def _of_result(
+    def _measure_result(
         self, result: ComparedResult, made: np.ndarray, wanted: np.ndarray
     ) -> dict[str, float]:
         """Returns what is rounded in a result."""

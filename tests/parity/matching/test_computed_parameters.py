@@ -8,6 +8,7 @@ import torch
 from torch.nn.utils.parametrizations import weight_norm
 
 from jaxformer.parity import compare
+from jaxformer.parity.matching.operators.computed_parameters import describe_scaled
 from tests.support.tiers import FULL
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
@@ -108,26 +109,17 @@ def test_wrong_numbers_are_told_from_what_was_computed():
     )
 
 
-def test_zeros_are_no_scaled_parameter():
-    class Gains(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = torch.nn.Parameter(torch.zeros(40))
-            self.first.data[3] = 1.5
-
-        def forward(self, x):
-            return x * self.first
-
-    def port(params, x):
-        return x * params["gains"] / 3 + params["more"]
-
-    more = np.zeros(40, np.float32)
-    more[7] = 1e-3
-    params = {"gains": 3 * Gains().first.detach().numpy(), "more": more}
-    x = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
-    report = compare(Gains(), (port, params), x)
-    assert report.verdict == "bug"
-    assert not any("times a scale" in text for text in report.weights)
+def test_a_constant_is_no_scaled_parameter():
+    ones, threes = np.ones(40, np.float32), np.full(40, 3, np.float32)
+    ones[3], threes[7] = 1.5, 4
+    telling = np.linspace(1, 2, 40, dtype=np.float32)
+    off_by_one = 3 * telling
+    off_by_one[7] = 4
+    found = describe_scaled(
+        ["threes", "off"], {"threes": threes, "off": off_by_one}, ["ones", "line"],
+        {"ones": ones, "line": telling},
+    )  # fmt: skip
+    assert list(found) == ["off is line times a scale, but for entries 7 of axis 0"]
 
 
 def test_a_parameter_in_which_few_numbers_differ_is_that_of_the_reference():

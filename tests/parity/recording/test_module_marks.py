@@ -31,7 +31,7 @@ class Half(nnx.Module):
 
     def __call__(self, x, seen):
         seen.append(x)
-        return Both(self.wrap(self.linear)(x), (checkpoint_name(x, "mine") + 1, None))
+        return Both(self.wrap(self.linear)(x), (checkpoint_name(x, "residual") + 1, None))
 
 
 class Model(nnx.Module):

@@ -360,3 +360,12 @@ def test_two_inputs_with_the_same_numbers_have_gradients_of_their_own(names):
     report = compare(reference, (port, arrays), given)
     assert report.verdict == "rounding", str(report)
     assert report.coverage.gradients == (6, 6)
+    # One input for both of the reference's has the sum of their gradients.
+    port_of_one = (lambda params, x: port(params, x, x), arrays)
+    report = compare(reference, port_of_one, given, jax_inputs=[x])
+    assert report.verdict == "rounding", str(report)
+
+    def stopped(params, x, memory):
+        return port(params, jax.lax.stop_gradient(x), memory)
+
+    assert compare(reference, (stopped, arrays), given).verdict == "bug"

@@ -32,14 +32,15 @@ def stopped_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 def _is_addend(divergence: Divergence) -> bool:
     """Returns whether the candidate's gradient is one of those that the reference adds up."""
     own = divergence.array
-    for operator in divergence.reference_operators:
-        if operator.name not in SUMS or operator.outputs[0].size != own.size:
-            continue
-        for value in operator.inputs:
-            allowed = FITS * (largest(own) or 1.0)
-            if value.size == own.size and find_layout(value.data, own, allowed) is not None:
-                return True
-    return False
+    allowed = FITS * (largest(own) or 1.0)
+    addends = (
+        value
+        for operator in divergence.reference_operators
+        if operator.name in SUMS and operator.outputs[0].size == own.size
+        for value in operator.inputs
+        if value.size == own.size
+    )
+    return any(find_layout(value.data, own, allowed) is not None for value in addends)
 
 
 def extra_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:

@@ -13,6 +13,7 @@ from jaxformer.parity.matching.operators.layouts import Layout, nearest_layout
 from jaxformer.parity.matching.operators.parameters import (
     COMPUTED_ALLOWED,
     ONE_FACTOR,
+    RELATED,
     ParameterMatches,
     describe_entries,
 )
@@ -97,7 +98,7 @@ def _nearest(name: str, array: np.ndarray, made: Sequence[Value]) -> Computed | 
     """Returns the first value that a parameter holds, up to rounding and a few wrong numbers."""
     for value in made:
         found = nearest_layout(value.data, array) if value.size == array.size else None
-        if found is None:
+        if found is None or found[1] > RELATED:
             continue
         right = found[0].apply(value.data)
         is_wrong = np.abs(right - array) > COMPUTED_ALLOWED * (largest(right) or 1.0)

@@ -34,7 +34,7 @@ from jaxformer.parity.recording.operators.equations import (
 )
 from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
-from jaxformer.parity.recording.operators.module_marks import Mark, is_scope, module_of_scope
+from jaxformer.parity.recording.operators.module_marks import Mark, module_of_scope
 from jaxformer.parity.recording.operators.sources import (
     caller_of,
     is_users_function,
@@ -326,9 +326,9 @@ def _module(equation: Any, around: str) -> str:
     """
     stack = equation.source_info.name_stack.stack
     names = [each.name for each in stack if type(each).__name__ == "Scope"]
-    marked = [name for name in names if is_scope(name)]
+    marked = [path for path in map(module_of_scope, names) if path is not None]
     if marked:
-        return module_of_scope(marked[-1])
+        return marked[-1]
     return "/".join(filter(None, [around, *names]))
 
 

@@ -64,14 +64,14 @@ class Mark:
         return value
 
 
-def is_scope(name: str) -> bool:
-    """Returns whether a name around an operator was written here."""
-    return name.startswith(f"{BEGINNING} ")
+def module_of_scope(name: str) -> str | None:
+    """Returns the path of the module that a name around an operator stands for, if it was marked.
 
-
-def module_of_scope(name: str) -> str:
-    """Returns the path of the module that a name around an operator stands for."""
-    return name.removeprefix(f"{BEGINNING} ")
+    Args:
+        name: that stands around an operator of a jaxpr.
+    """
+    beginning = f"{BEGINNING} "
+    return name.removeprefix(beginning) if name.startswith(beginning) else None
 
 
 @contextlib.contextmanager
@@ -93,12 +93,7 @@ def marked_linen() -> Iterator[None]:
     """Marks the calls of Linen modules inside the ``with`` block; Linen names what runs itself."""
     from flax import linen
 
-    def call(following: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-        if context.method_name != "__call__":
-            return following(*args, **kwargs)
-        return _marked(join_path(context.module.path), context.module, following, args, kwargs)
-
-    with linen.intercept_methods(call):
+    with linen.intercept_methods(_interceptor(lambda module: join_path(module.path))):
         yield
 
 
@@ -113,13 +108,19 @@ def marked_haiku() -> Iterator[None]:
         yield
         return
 
+    with haiku.intercept_methods(_interceptor(lambda module: module.module_name)):
+        yield
+
+
+def _interceptor(path_of: Callable[[Any], str]) -> Callable[..., Any]:
+    """Returns what Linen and Haiku call in place of a method, given what finds a module's path."""
+
     def call(following: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name != "__call__":
             return following(*args, **kwargs)
-        return _marked(context.module.module_name, context.module, following, args, kwargs)
+        return _marked(path_of(context.module), context.module, following, args, kwargs)
 
-    with haiku.intercept_methods(call):
-        yield
+    return call
 
 
 def _named_and_marked(

@@ -21,6 +21,7 @@ from jaxformer.parity.recording.operators.tracing import results_by_path
 from jaxformer.parity.recording.result_parts import in_real_parts
 from jaxformer.parity.recording.torch_values import (
     array,
+    experts_one_by_one,
     floats,
     in_narrow,
     map_nested,
@@ -112,6 +113,7 @@ def run_reference_in(
     with ExitStack() as stack:
         for path, inner in narrow.named_modules():
             stack.callback(inner.register_forward_hook(keep(path)).remove)
+        stack.enter_context(experts_one_by_one(narrow))
         stack.enter_context(without_fast_path())
         stack.enter_context(torch.no_grad())
         output = narrow(*given, **named) if caller is None else caller(narrow, named or given)

@@ -345,13 +345,15 @@ class _Comparison:
         # that is the target too. The one of the same name is meant, where there is one.
         named = [one for one in twins if one.name == value.name]
         right = [self._right_of_inputs[one.index] for one in named or twins]
+        if len({one.shape for one in twins}) == 1 < len(twins):
+            # The candidate may have one input for all of them.
+            every = [self._right_of_inputs[one.index] for one in twins]
+            right.append(self._derive("add", every, lambda *arrays: np.sum(arrays, axis=0)))
         equal = next((one for one in right if self._equals(own, one)), None)
         if self._frozen.has_stops and equal is None:
             self._frozen.inputs.append(value.name)
-        elif equal is not None or len(right) == 1:
-            self._require(own, equal or right[0])
         else:
-            self._left.append(value.name)
+            self._require(own, right[0] if equal is None else equal)
 
     def _derive(self, name: str, values: Sequence[Value], make: Callable[..., np.ndarray]) -> Value:
         """Returns a value that is made of others of the reference."""
