@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jaxformer.parity.comparison.operators import compare_operators
 from jaxformer.parity.findings import Node, RootCause, Stage
 from jaxformer.parity.judging.verdicts import arithmetic_stage
-from jaxformer.parity.matching.calls.pairs import Pair, PairKey
+from jaxformer.parity.matching.pairs import Pair, PairKey
 from jaxformer.parity.recording.operators.tracing import narrow_casts
 from jaxformer.parity.report.text import one_line
 from jaxformer.parity.segments.calls.pair_functions import PairFunctions

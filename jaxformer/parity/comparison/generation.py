@@ -17,7 +17,7 @@ from jaxformer.parity.comparison.language_models import (
     check_vocabulary,
 )
 from jaxformer.parity.findings import Step
-from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
+from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import judge

@@ -1,52 +1,79 @@
 """Compares two models module by module: every pair isolated, on equal inputs, in float64.
 
-Each candidate module is run on the reference's inputs, with the reference's weights, and its
-submodules return the reference's outputs. So only the module's own arithmetic is judged: an early
-error hides no later one, and a bug shows in the module that has it and in none around it. Weights
-are compared separately.
+It is the comparison by operators, and the rules that port the weights say which modules of the two
+sides are the same. So it is known what must enter each module and leave it, and a module answers
+for its own code alone: an early error hides no later one, and a bug shows in the module that has it
+and in none around it. Weights are compared separately; both sides compute with the reference's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
+from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.query_blocks import large_query_blocks
-from jaxformer.parity.comparison.code_lines import find_lines
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
+from jaxformer.parity.diagnosis.causes import find_causes
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.findings import Node
+from jaxformer.parity.findings import Difference, Node, RootCause
+from jaxformer.parity.judging.divergences import Judged
+from jaxformer.parity.judging.module_nodes import ModuleNodes
 from jaxformer.parity.judging.pair_coverage import (
     Called,
     find_unreached,
     linked_parameters,
     measure_pair_coverage,
 )
-from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
+from jaxformer.parity.judging.pair_nodes import in_context
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.judging.weights import (
     compare_weights,
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.calls.pairs import Pair, in_call_order, parents_of
-from jaxformer.parity.matching.calls.positions import (
+from jaxformer.parity.matching.operators.known_modules import (
+    KnownModules,
+    Requirement,
+    calls_of,
+)
+from jaxformer.parity.matching.operators.known_values import (
+    required_gradients,
+    required_integers,
+    required_masks,
+)
+from jaxformer.parity.matching.operators.reference_attention import (
+    ReferenceAttention,
+    used_rows,
+)
+from jaxformer.parity.matching.operators.values import Index
+from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order, parents_of
+from jaxformer.parity.matching.positions import (
+    Made,
+    computes_tables,
     match_alibi_slopes,
     position_ids_from_mask,
     share_tables,
 )
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.whole_models import call_candidate
-from jaxformer.parity.recording.memory import LARGE, release
-from jaxformer.parity.recording.operators.evaluation import evaluator_of
+from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.operators.candidates import Candidate, as_candidate
 from jaxformer.parity.recording.operators.failures import naming_failures
+from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.module_marks import marked_nnx
+from jaxformer.parity.recording.operators.narrow_runs import run_candidate_in, run_reference_in
 from jaxformer.parity.recording.operators.signatures import UNKNOWN_NUMBERS
+from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.segments.calls.products import compare_held_product, is_large_product
-from jaxformer.parity.segments.calls.reference_gradients import ReferenceGradients
-from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner
+from jaxformer.parity.segments.operators.gradients import run_backward
+from jaxformer.parity.segments.operators.requirements import Requirements
+from jaxformer.parity.segments.operators.results import compare_results
+from jaxformer.parity.segments.operators.walk import Walk
 
 
 def compare(
@@ -155,7 +182,12 @@ class ModuleComparison:
 
     def report(self, about: Mapping[str, Any]) -> Report:
         """Runs both sides and returns what was found."""
-        with match_alibi_slopes(self.reference.module), large_query_blocks():
+        with (
+            match_alibi_slopes(self.reference.module),
+            large_query_blocks(),
+            # Whatever the length: another kernel has no weights.
+            attention_kernel("plain"),
+        ):
             return self._report(about)
 
     def _report(self, about: Mapping[str, Any]) -> Report:
@@ -163,71 +195,103 @@ class ModuleComparison:
         settings = precision_flags()
         if not reference.unsupported_settings:
             settings = compare_settings(self.module, self.plan.module) + settings
-        # All weights of a large model in float64 would be the largest thing in memory, so they are
-        # cast when they are needed.
-        working_dtype = None if reference.size > LARGE else "float64"
-        candidate = jax_trace.in_dtype(self.module, working_dtype)
-        calls: dict[str, jax_trace.JaxCall] | None = None
-        if reference.size > LARGE:
-            # Before the reference's values are in memory.
-            calls = self._trace(candidate, "float64")
-        trace = reference.trace
-        tables = share_tables(candidate, reference.module, trace)
+        index = Index()
+        ran = reference.record({p for pair in self.pairs for p in pair.reference}, index.note)
+        self.attention = attention = ReferenceAttention(ran.softmaxes)
+        candidate = jax_trace.in_dtype(self.module, None)
+        tables = share_tables(
+            candidate,
+            reference.module,
+            {
+                path: Made(calls[0].begin, [[v.data for v in call.returned] for call in calls])
+                for path, calls in ran.calls.items()
+                if computes_tables(reference.modules[path])
+            },
+        )
         if self.call is None:
-            self.positions = position_ids_from_mask(self.module, self.pairs, trace)
-        if tables or self.positions:
-            # What was recorded without them goes before the next pass.
-            calls = None
-        if calls is None:
-            calls = self._trace(candidate, "float64")
-        called_paths = set(calls)
-        different = {name for name, difference in self.weights.items() if difference.error}
-        if different:
-            tensors = self.plan.tensors
-            candidate = jax_trace.with_parameters(
-                candidate, {n: tensors[n].read() for n in different}
+            given = {
+                path: calls[0].positions.data
+                for path, calls in ran.calls.items()
+                if calls[0].positions is not None
+            }
+            self.positions = position_ids_from_mask(
+                self.module, self.pairs, given, attention.padding
             )
-            candidate = jax_trace.in_dtype(candidate, working_dtype)
-        links = self.plan.links
-        gradients = None
-        if reference.backward:
-            gradients = ReferenceGradients(reference.wide, reference.modules, trace, links)
-        runner = TeacherForcedRunner(candidate, calls, trace, self.pairs, self.parents, gradients)
-        whole = ("",)
-        if whole in runner.unmatched:
+        release(reference.size)
+        model = dataclasses.replace(
+            as_candidate(candidate, self._call), marked=partial(marked_nnx, with_inputs=True)
+        )
+        walk = Walk(ran.tape, index=index)
+        walk.index.add(ran.tape.values)
+        known_numbers = {
+            name: partial(_in_float64, tensor) for name, tensor in self.plan.tensors.items()
+        }
+        run = JaxRun(
+            model, self.inputs, {}, walk.candidate, known_numbers, reference.backward, True
+        )
+        known = KnownModules(
+            self.pairs, self.parents, run.marks, ran.calls, walk.matches,
+            (walk.candidate, ran.tape),
+        )  # fmt: skip
+        if ("",) in known.unmatched:
             raise UsageError(
-                f"the models cannot be compared: {runner.unmatched[whole].message}; torch_call= "
+                f"the models cannot be compared: {known.unmatched[('',)].message}; torch_call= "
                 "and jax_call= say how each is called, given it and its inputs"
             )
-        runner.free_unmatched(calls)
-        if reference.is_single_use:
-            # The calls have the outputs too, as long as they are needed.
-            trace.outputs.clear()
-        ordered = in_call_order(self.pairs, self.parents, calls, trace.calls)
-
-        def free(pair: Pair, node: Node | None) -> None:
-            if reference.is_single_use:
-                runner.free(pair, is_wrong=node is not None and bool(arithmetic_stage(node)))
-            # Asking the system each time takes longer than some pairs.
-            if pair.candidate in runner.inner_pairs:
-                release(reference.size)
-
-        def run(pair: Pair) -> PairDifferences:
-            module = reference.modules[pair.reference[0]]
-            if is_large_product(pair, runner, module):
-                found = compare_held_product(pair, runner, module)
-                release(reference.size)
-                return found
-            return runner.run(pair)
-
-        maker = PairNodes(self.module, reference.modules, self.parents, self.weights, self.dtype)
-        contexts = maker.contexts(
-            runner, self._low_pass, lambda: reference.low_trace(self.dtype).calls
+        walk.owners = {
+            path: pair.path
+            for pair in self.pairs
+            if known.calls[pair.candidate]
+            for path in pair.candidate
+        }
+        forward = Requirements(walk, partial(self._used_rows, known))
+        forward.add(known.forward())
+        forward.add(required_integers(known, walk.candidate, ran.tape))
+        forward.add(required_masks(known, self.module, attention, walk.candidate, ran.tape))
+        walk.after = forward.settle
+        walk.advance()
+        forward.settle_rest()
+        results = compare_results(walk)
+        own_calls = calls_of(run.marks)
+        ordered = in_call_order(
+            self.pairs,
+            self.parents,
+            {mark.path: n for n, (mark, _) in reversed([*enumerate(run.marks)])},
+            {path: calls[0].begin for path, calls in ran.calls.items() if calls},
         )
-        release(reference.size)
-        nodes = in_context(
-            maker.compare(runner, ordered, trace, tables, run=run, after=free), contexts
-        )
+        maker = ModuleNodes(
+            ordered, self.parents, known, self._kinds(), ran.kinds_of_all, walk, attention,
+            self._used,
+        )  # fmt: skip
+        contexts = maker.contexts(forward.all)
+        causes = find_causes([Judged(d) for d in walk.divergences], walk)
+        backward = Requirements(walk, partial(self._used_rows, known))
+        remarks: list[str] = []
+        if reference.backward:
+            walk.keep_corrections()
+            gradients = run_backward(ran, run, walk, results, self._without_unused)
+            if isinstance(gradients, str):
+                remarks.append(f"gradients were not compared: {gradients}")
+            else:
+                cotangents = [one for one in run.cotangents if one[0].is_cotangent]
+                backward.add(known.backward(cotangents, run.differentiated))
+                backward.add(
+                    required_gradients(known, self.plan.links, ran, walk.candidate, *gradients)
+                )
+                walk.after = backward.settle
+                walk.advance_backward()
+                backward.settle_rest()
+        nodes = in_context(maker.make(forward.all, backward.all, self.weights), contexts)
+        if self.dtype != "float64":
+            with jax.enable_x64(False):
+                own = run_candidate_in(self.dtype, self._low_model(), self.inputs, {})
+            low = run_reference_in(
+                self.dtype, reference.module, reference.inputs, {}, reference.call
+            )
+            nodes = maker.with_rounding(nodes, self.dtype, (own, low))
+        for table in tables:
+            key = (table.path.rpartition(".")[0],)
+            nodes = _with_table(nodes, key, table)
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = {
             key: judge_node(
@@ -236,55 +300,91 @@ class ModuleComparison:
             )
             for key, node in nodes.items()
         }
-        lines = find_lines(reference, runner, self.pairs, judged)
-        called = Called(trace.called, called_paths)
-        own = jax_trace.parameters_of(self.module)
-        parameters = (len(self.weights), len(own))
-        linked = linked_parameters(reference.module, links)
+        passed = {d.value.index for d in walk.divergences}
+        later = [d for d in walk.divergences if d.is_backward]
+        wrong = {walk.owner(d) for d in walk.divergences if not d.is_backward}
+        causes += find_causes([Judged(d) for d in later if walk.owner(d) not in wrong], walk)
+        called = Called(ran.returned, own_calls)
+        parameters = jax_trace.parameters_of(self.module)
         return Report(
             "grad" if reference.backward else "forward",
             self.dtype,
             tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
             about=dict(about),
-            remarks=(*self._remarks(runner), *lines.remarks),
-            causes=lines.causes,
-            incomplete=tuple(find_unreached(self.pairs, called, own, self.module)),
+            remarks=(*remarks, *self._remarks()),
+            causes=tuple(self._of_nodes(causes, judged)),
+            incomplete=tuple(find_unreached(self.pairs, called, parameters, self.module)),
             coverage=measure_pair_coverage(
-                self.pairs, judged, called, own, parameters, linked, reference.backward
+                self.pairs, judged, called, parameters, (len(self.weights), len(parameters)),
+                linked_parameters(reference.module, self.plan.links), reference.backward,
             ),
+        )  # fmt: skip
+
+    def _kinds(self) -> dict[str, str]:
+        """Returns the classes of the candidate's modules, by path."""
+        paths = {path for pair in self.pairs for path in pair.candidate}
+        return {path: type(jax_trace.resolve(self.module, path)[0]).__name__ for path in paths}
+
+    def _low_model(self) -> Candidate:
+        candidate = jax_trace.in_dtype(self.module, None)
+        return dataclasses.replace(
+            as_candidate(candidate, self._call), marked=partial(marked_nnx, with_inputs=True)
         )
 
-    def _remarks(self, runner: TeacherForcedRunner) -> Iterable[str]:
-        writers = [pair.path or "the model" for pair in self.pairs if runner.writes(pair)]
-        if writers and self.reference.backward:
-            yield (
-                f"calls of {', '.join(writers)} write to what they are given or to their state: "
-                "their own gradients were not compared"
+    def _unused(self) -> list[np.ndarray]:
+        return [*self.attention.padding.values()]
+
+    def _used_rows(
+        self, known: KnownModules, array: np.ndarray, one: Requirement
+    ) -> Iterator[np.ndarray]:
+        calls = known.calls[one.owner]
+        idle = [] if not calls else [self.attention.idle(calls[0].right[0].begin, calls[0].right[0].end)]
+        yield from used_rows(array, [*self._unused(), *(i for i in idle if i is not None)])
+
+    def _used(self, array: np.ndarray) -> np.ndarray:
+        """Returns the numbers of an array that belong to tokens that are used, in a line."""
+        return next(used_rows(array, self._unused()), array).reshape(-1)
+
+    def _without_unused(self, cotangent: np.ndarray) -> np.ndarray:
+        """Returns a cotangent after it got zeros where nobody uses a result."""
+        for rows in self._unused():
+            if cotangent.shape[:2] == rows.shape:
+                cotangent[rows] = 0.0
+        return cotangent
+
+    def _of_nodes(
+        self, causes: Iterable[RootCause], judged: Mapping[PairKey, Node]
+    ) -> Iterator[RootCause]:
+        """Yields the first cause of each pair with a bug of its own, with the pair's paths."""
+        nodes = {node.path: node for node in judged.values()}
+        seen = set()
+        for cause in causes:
+            node = nodes.get(cause.candidate_path)
+            if cause.candidate_path in seen:
+                continue
+            if node is not None and arithmetic_stage(node) != cause.stage and node.is_root_cause:
+                continue
+            seen.add(cause.candidate_path)
+            yield dataclasses.replace(
+                cause,
+                jax_module=cause.candidate_path,
+                torch_module=cause.torch_module if node is None else node.reference_path,
+                candidate_path="",
+                effect=None,
             )
+
+    def _remarks(self) -> Iterable[str]:
         if self.reference.unsupported_settings:
             yield (
                 f"the reference's settings make no JAX model: {self.reference.unsupported_settings}"
             )
-        if runner.gradients is not None:
-            yield from runner.gradients.remarks()
         if self.positions:
             yield (
                 "the reference counts positions by its mask: the candidate was called with the "
                 "same positions, and needs them wherever there is padding before a token"
             )
         yield from find_swapped_layers(self.wrong_weights)
-
-    def _trace(self, module: Any, dtype: str) -> dict[str, jax_trace.JaxCall]:
-        """Returns the calls of one pass of the candidate."""
-        inputs = torch_trace.in_dtype(self.inputs, dtype)
-        cast = jax_trace.in_dtype(module, dtype)
-        found, _ = jax_trace.trace(
-            cast, lambda module: self._call(module, inputs), evaluate=evaluator_of(dtype)
-        )
-        del cast
-        release(self.reference.size)
-        return found
 
     def _call(self, module: Any, inputs: Sequence[Any]) -> Any:
         # What reads numbers of what is traced is named further out.
@@ -298,7 +398,18 @@ class ModuleComparison:
                 return self.call(module, inputs)
             return call_candidate(module, inputs, **self.positions)
 
-    def _low_pass(self) -> dict[str, jax_trace.JaxCall]:
-        """Returns the pass of the candidate in the dtype under test."""
-        with jax.enable_x64(False):
-            return self._trace(self.module, self.dtype)
+
+def _in_float64(tensor: Any) -> np.ndarray:
+    return np.asarray(tensor.read()).astype(np.float64)
+
+
+def _with_table(
+    nodes: Mapping[PairKey, Node], key: PairKey, table: Node
+) -> dict[PairKey, Node]:
+    """Returns nodes with that of a table after its user."""
+    found: dict[PairKey, Node] = {}
+    for each, node in nodes.items():
+        found[each] = node
+        if each == key:
+            found[(table.path,)] = table
+    return found

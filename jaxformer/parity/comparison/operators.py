@@ -256,9 +256,10 @@ class _Comparison:
         """
         marks, tape = self.run.marks, self.reference.tape
         sources = {one.name: one.sources(tape) for one in self.computed}
-        kinds = {mark.path: mark.class_name for mark in marks}
+        kinds = {mark.path: mark.class_name for mark, _ in marks}
+        returned = {path: [v for mark, v in marks if mark.path == path] for path in kinds}
         names = pair_by_numbers(
-            {mark.path: values for mark, values in marks.items()},
+            returned,
             self.reference.returned,
             self.walk.matches,
             held,

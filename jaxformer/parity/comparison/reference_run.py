@@ -2,14 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jaxformer.errors import JaxformerError, UsageError
-from jaxformer.parity.matching.calls.pairs import Pair, pair_by_map, pair_modules
-from jaxformer.parity.matching.calls.positions import computes_tables
+from jaxformer.parity.matching.pairs import Pair, pair_by_map, pair_modules
+from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
 from jaxformer.parity.recording.twins import join_twins
 from jaxformer.parity.recording.wide_parameters import wide_parameters, with_shared_parameters
 from jaxformer.porting.api import build, import_plan
@@ -97,6 +99,23 @@ class ReferenceRun:
         if self.plan is None:
             return pair_by_map(jax_module, self.names or {}, self.modules)
         return pair_modules(jax_module, self.plan.module_mapping, self.plan.links, self.modules)
+
+    def record(
+        self, watched: Collection[str], before_forgetting: Callable[[Value], None]
+    ) -> TorchRun:
+        """Runs it in float64, operator by operator.
+
+        Args:
+            watched: paths of the modules whose calls are recorded, beside those of tables.
+            before_forgetting: see ``TorchRun``.
+        """
+        tables = {path for path, module in self.modules.items() if computes_tables(module)}
+        ported = {name for link in self.plan.links for name in link.source} if self.plan else set()
+        buffers = [name for name, _ in self.module.named_buffers() if name in ported]
+        return run_torch(
+            self.module, self.inputs, {}, self.backward, buffers, self.call, before_forgetting,
+            {*watched, *tables},
+        )  # fmt: skip
 
     @functools.cached_property
     def wide(self) -> Any:

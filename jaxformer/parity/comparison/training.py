@@ -21,7 +21,7 @@ from jaxformer.parity.comparison.training_runs import (
     Weights,
 )
 from jaxformer.parity.findings import Difference, Step
-from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
+from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import allowed_error

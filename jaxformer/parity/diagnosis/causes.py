@@ -180,6 +180,7 @@ def _cause(judged: Judged, found: Diagnosis, walk: Walk) -> RootCause:
         divergence.reference_module,
         effect=judged.effect,
         jax_after=_source_before(divergence, found.read),
+        candidate_path=walk.owner(divergence),
     )
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxformer.parameters import join_path
 from jaxformer.parity.findings import Coverage, Node
-from jaxformer.parity.matching.calls.pairs import Pair, PairKey
+from jaxformer.parity.matching.pairs import Pair, PairKey
 from jaxformer.porting.mapping.rules import Link
 
 

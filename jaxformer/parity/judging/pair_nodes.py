@@ -12,7 +12,7 @@ from jaxformer.parity.judging.context import (
     measure_reference_rounding,
 )
 from jaxformer.parity.judging.verdicts import explain, last_right_input, worst_difference
-from jaxformer.parity.matching.calls.pairs import Pair, PairKey, depth_of
+from jaxformer.parity.matching.pairs import Pair, PairKey, depth_of
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.memory import LARGE
 from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner

@@ -139,12 +139,12 @@ class Rounding:
     def _of_module(self, path: str, reference_path: str) -> dict[str, float]:
         """Returns what is rounded in the first value that a module returns."""
         made = self.runs[0].returned.get(path)
-        values = [v for mark, v in self.candidate.marks.items() if mark.path == path]
+        values = [v for mark, v in self.candidate.marks if mark.path == path]
         among = self.reference.returned[reference_path]
         wanted = self.runs[1].returned.get(reference_path, ())
         if made is None or not values or len(among) != len(wanted):
             return {}
-        for match in self.walk.matches.get(values[0][0].index, ()):
+        for match in self.walk.matches.get(values[0].index, ()):
             for place, value in enumerate(among):
                 if match.value is value:
                     return self._measure(value, match.layout, made[0], wanted[place])

@@ -10,8 +10,13 @@ from flax import nnx
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison.reference_run import ReferenceRun
 from jaxformer.parity.matching.calls.calls import MatchedCall, Unmatched, match_calls
-from jaxformer.parity.matching.calls.pairs import Pair
-from jaxformer.parity.matching.calls.positions import Tables, nearest_tables, reference_tables
+from jaxformer.parity.matching.pairs import Pair
+from jaxformer.parity.matching.positions import (
+    Tables,
+    made_in,
+    nearest_tables,
+    reference_tables,
+)
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.jax_values import refill, refill_integers
 from jaxformer.parity.repro.modules import encode, run_reference
@@ -53,7 +58,7 @@ class ReproContents:
         self.reference, self.candidate, self.pair = reference, candidate, pair
         self.backward = backward
         self.arrays: dict[str, np.ndarray] = {}
-        if found := reference_tables(reference.module, reference.trace):
+        if found := reference_tables(reference.module, made_in(reference.trace)):
             _, (cos, sin) = self._tables_of(found)
             self.arrays |= {"tables/cos": cos, "tables/sin": sin}
         self.reference_calls, traces, gradients = self._run_reference_modules()

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxformer.config_tree import from_dict
 from jaxformer.errors import UsageError
 from jaxformer.parameters import abstract_module, join_path, merge
-from jaxformer.parity.matching.calls.positions import give_tables, table_difference
+from jaxformer.parity.matching.positions import give_tables, table_difference
 from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.recording.calls.torch_isolated import Directions, pull_back
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin

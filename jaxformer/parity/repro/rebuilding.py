@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
-from jaxformer.parity.matching.calls.pairs import Pair
+from jaxformer.parity.matching.pairs import Pair
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.repro.modules import (
     build_candidate,

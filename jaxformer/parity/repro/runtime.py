@@ -12,7 +12,7 @@ import numpy as np
 from jaxformer.errors import CheckpointError
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.judging.weights import weight_difference
-from jaxformer.parity.matching.calls.positions import match_alibi_slopes
+from jaxformer.parity.matching.positions import match_alibi_slopes
 from jaxformer.parity.recording.calls import jax_isolated as isolated_run
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.text import scientific

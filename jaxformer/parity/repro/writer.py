@@ -13,8 +13,8 @@ from jaxformer.errors import ResourceError, UsageError
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.judging.weights import find_wrong_weights
 from jaxformer.parity.matching.calls.calls import Unmatched, match_calls
-from jaxformer.parity.matching.calls.pairs import TIED_HEAD, Pair
-from jaxformer.parity.matching.calls.positions import match_alibi_slopes, position_ids_from_mask
+from jaxformer.parity.matching.pairs import TIED_HEAD, Pair
+from jaxformer.parity.matching.positions import match_alibi_slopes, position_ids_from_mask
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.files import write_text
 from jaxformer.parity.repro.contents import ReproContents
@@ -98,7 +98,13 @@ def write_repro(
         given = reference.inputs if jax_inputs is None else jax_inputs
         candidate = jax_trace.in_dtype(jax_module, "float64")
         pairs = reference.pairs_with(jax_module)
-        counted = {} if jax_call else position_ids_from_mask(candidate, pairs, reference.trace)
+        known = {
+            path: call.positions
+            for path, call in reference.trace.calls.items()
+            if call.positions is not None
+        }
+        padding = reference.trace.padding
+        counted = {} if jax_call else position_ids_from_mask(candidate, pairs, known, padding)
         run = jax_call or (lambda module, given: module(*given, **counted))
         calls, _ = jax_trace.trace(candidate, lambda module: run(module, given))
         pair = _choose_pair(path, reference, pairs, calls)

@@ -16,7 +16,7 @@ from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
 from jaxformer.parity.judging.verdicts import judge_node
 from jaxformer.parity.judging.weights import compare_weight, weight_difference
 from jaxformer.parity.matching.calls.masks import MaskState
-from jaxformer.parity.matching.calls.pairs import Pair, PairKey, in_call_order
+from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.calls.torch_trace import TorchCall, Trace
 from jaxformer.parity.report.report import Report
@@ -155,6 +155,11 @@ class BlockResult:
         )
 
 
+def orders_of(calls: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the place of the first call of each module, by path."""
+    return {path: call.order for path, call in calls.items()}
+
+
 def compare_block(sides: Sides, path: str) -> BlockResult:
     """Compares one block.
 
@@ -188,7 +193,7 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
         tables = [table for table in sides.tables if is_within(table.path, path)]
         maker = sides.nodes_of(weights)
         contexts = maker.contexts(runner, lambda: low_calls, lambda: reference_low)
-        ordered = in_call_order(pairs, parents, inner, trace.calls)
+        ordered = in_call_order(pairs, parents, *map(orders_of, (inner, trace.calls)))
         nodes = in_context(maker.compare(runner, ordered, trace, tables), contexts)
         judged = {key: judge_node(node) for key, node in nodes.items()}
         lines = find_lines(sides.reference, runner, pairs, judged)

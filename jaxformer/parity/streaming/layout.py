@@ -13,14 +13,14 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.layers import Embedding, Linear
 from jaxformer.parameters import join_path
-from jaxformer.parity.matching.calls.pairs import (
+from jaxformer.parity.matching.pairs import (
     TIED_HEAD,
     Pair,
     PairKey,
     pair_modules,
     parents_of,
 )
-from jaxformer.parity.matching.calls.positions import computes_tables
+from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.packings import ONE_TO_ONE

@@ -11,7 +11,8 @@ import numpy as np
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.recording.calls.padding import find_padding
-from jaxformer.parity.recording.calls.torch_recorder import CallRecorder, owner_of
+from jaxformer.parity.recording.calls.torch_recorder import CallRecorder
+from jaxformer.parity.recording.reference_modules import owner_of
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.sources.checkpoints import as_tensor
 from jaxformer.parity.streaming.empty_reference import EmptyReference

@@ -24,14 +24,14 @@ from jaxformer.parity.judging.weights import (
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.calls.pairs import Pair, PairKey, in_call_order
-from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables
+from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order
+from jaxformer.parity.matching.positions import made_in, match_alibi_slopes, share_tables
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.calls.products import compare_product
 from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.sources.checkpoints import Source
-from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block
+from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block, orders_of
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import Layout
@@ -165,7 +165,7 @@ class StreamedComparison:
 
         reference = run_reference("float64")
         candidate = EmptyCandidate(skeleton, self.layout, rows)
-        tables = share_tables(candidate.module, reference.module, reference.trace)
+        tables = share_tables(candidate.module, reference.module, made_in(reference.trace))
         calls = run_candidate(candidate, "float64")
         low = None
         if self.dtype != "float64":
@@ -230,7 +230,7 @@ class StreamedComparison:
 
         maker = sides.nodes_of(weights)
         tables = [table for table in sides.tables if not self.layout.is_inner(table.path)]
-        ordered = in_call_order(judged, self.layout.parents, sides.calls, trace.calls)
+        ordered = in_call_order(judged, self.layout.parents, *map(orders_of, (sides.calls, trace.calls)))
         low = sides.low
         contexts = maker.contexts(
             runner,
@@ -261,7 +261,9 @@ class StreamedComparison:
         pairs = self.layout.outer_pairs()
         nodes: dict[PairKey, Node] = {}
         rest = dict(outer)
-        for pair in in_call_order(pairs, self.layout.parents, sides.calls, calls):
+        for pair in in_call_order(
+            pairs, self.layout.parents, *map(orders_of, (sides.calls, calls))
+        ):
             if pair.path in results:
                 start = place(calls[pair.reference[0]].order)
                 for key, node in results[pair.path].nodes.items():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.matching.calls.alignment import TensorAlignment, align_tensors, find_transform
-from jaxformer.parity.matching.calls.pairs import Pair
+from jaxformer.parity.matching.pairs import Pair
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.padding import Padding
 from jaxformer.parity.recording.calls.torch_recorder import TorchCall

@@ -17,7 +17,7 @@ from jaxformer.blocks import Block
 from jaxformer.masks import expand_mask
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall
-from jaxformer.parity.matching.calls.pairs import PairKey
+from jaxformer.parity.matching.pairs import PairKey
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.calls.attention import RecordedWeights
 from jaxformer.parity.recording.calls.torch_recorder import BLOCKED

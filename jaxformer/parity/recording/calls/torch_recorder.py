@@ -11,9 +11,8 @@ import numpy as np
 
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.calls.attention import RecordedWeights, attention_scores
+from jaxformer.parity.recording.reference_modules import owner_of
 
-# Methods that are called like modules (as in torch_ref): path of the module + name.
-METHODS = ("attend",)
 # Scores below BLOCKED are masked out, above ALLOWED they are not: masks add or fill in -1e9, the
 # dtype's minimum, or minus infinity, and some old ones -1e4, which a real score might also be.
 BLOCKED, ALLOWED = -1e8, -5e3
@@ -70,23 +69,6 @@ class TorchCall:
         self.args, self.kwargs, self.output = (), {}, None
         self.inputs, self.outputs = [], []
         self.integers, self.integer_outputs = [], []
-
-
-def modules_of(module: Any) -> dict[str, Any]:
-    """Returns all modules by path, and by path + name the owners of methods called like modules."""
-    found = {}
-    for path, inner in module.named_modules():
-        found[path] = inner
-        for name in METHODS:
-            if callable(getattr(inner, name, None)):
-                found[f"{path}.{name}".lstrip(".")] = inner
-    return found
-
-
-def owner_of(path: str, module: Any) -> str:
-    """Returns the path of the module itself, also where ``path`` is that of a called method."""
-    owner, _, name = path.rpartition(".")
-    return owner if name in METHODS and callable(getattr(module, name, None)) else path
 
 
 def tensors_in_order(value: Any) -> Iterator[Any]:

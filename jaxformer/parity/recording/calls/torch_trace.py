@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.recording.calls.padding import Padding, find_padding
-from jaxformer.parity.recording.calls.torch_recorder import (
-    CallRecorder,
-    TorchCall,
-    modules_of,
-    owner_of,
-)
+from jaxformer.parity.recording.calls.torch_recorder import CallRecorder, TorchCall
+from jaxformer.parity.recording.reference_modules import modules_of, owner_of
 from jaxformer.parity.recording.torch_values import (
     as_numpy,
     everything_in_float64,

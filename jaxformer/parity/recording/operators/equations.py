@@ -96,6 +96,16 @@ def _for_jax(array: Any) -> Any:
     return jnp.asarray(array) if is_number(array) else array
 
 
+def rounding_of(equation: Any) -> Callable[..., Sequence[Any]] | None:
+    """Returns what rounds floats to a dtype, in float64; None if an equation does anything else."""
+    if equation.primitive.name != "convert_element_type":
+        return None
+    before, after = (atom.aval.dtype for atom in (*equation.invars, *equation.outvars))
+    if not all(jnp.issubdtype(one, jnp.floating) for one in (before, after)):
+        return None
+    return lambda array: [np.asarray(array).astype(after).astype(np.float64)]
+
+
 def is_opaque(equation: Any) -> bool:
     """Returns whether an equation cannot be computed in float64."""
     name = equation.primitive.name

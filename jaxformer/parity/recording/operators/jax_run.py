@@ -7,7 +7,7 @@ stay as they are.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from jaxformer.parity.recording.operators.equations import (
     inlined,
     is_opaque,
     literal,
+    rounding_of,
 )
 from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
@@ -55,12 +56,15 @@ class JaxRun:
         tape: what the run is recorded on.
         known: returns the arrays to use in place of some parameters, by path, in float64.
         backward: whether to prepare the backward pass.
+        as_written: whether casts to narrower floats are kept, and marks are operators.
 
     Attributes:
         tape: the same.
         no_gradients: why there is no backward pass; "" if there is one.
-        marks: the values that its modules return, call by call; of frameworks whose modules are
+        marks: the values that have a mark, in the order of the run; of frameworks whose modules are
             known.
+        cotangents: the same of the backward pass.
+        differentiated: the marks on values that gradients depend on.
 
     Raises:
         UsageError: a positional argument holds what is no number.
@@ -74,6 +78,7 @@ class JaxRun:
         tape: Tape,
         known: Mapping[str, Callable[[], np.ndarray]],
         backward: bool = True,
+        as_written: bool = False,
     ):
         for place, value in enumerate(args):
             if not all(map(is_numeric, jax.tree.leaves(value))):
@@ -83,8 +88,9 @@ class JaxRun:
                 )
         call, given = candidate.with_inputs(args, kwargs)
         self.tape = tape
-        self.marks: dict[Mark, list[Value]] = defaultdict(list)
-        self._recorder = _Recorder(tape, self.marks)
+        self.marks: list[tuple[Mark, Value]] = []
+        self.cotangents: list[tuple[Mark, Value]] = []
+        self._recorder = _Recorder(tape, self.marks, as_written)
         self._traced = trace(call, given, backward)
         self.no_gradients = self._traced.no_gradients
         leaves = jax.tree.leaves(given)
@@ -107,6 +113,7 @@ class JaxRun:
             ]
             jaxpr = self._traced.forward
             made = self._recorder.run(jaxpr.jaxpr, _constants(tape, jaxpr.consts), values, "", "")
+        self.differentiated = next((m.differentiated for m, _ in self.marks if m.differentiated), set())
         names, choices = self._traced.names, self._traced.choices
         count = len(names)
         tape.outputs, tape.output_names = made[:count], list(names)
@@ -135,7 +142,7 @@ class JaxRun:
             ]
             self._recorder.gradients = set(map(id, jaxpr.jaxpr.outvars))
             # A checkpoint calls its modules once more.
-            self._recorder.marks = defaultdict(list)
+            self._recorder.marks = self.cotangents
             gradients = self._recorder.run(
                 jaxpr.jaxpr, _constants(self.tape, jaxpr.consts), [*self._residuals, *given], "", ""
             )
@@ -180,8 +187,8 @@ class _Recorder:
         marks: where values with a mark are put.
     """
 
-    def __init__(self, tape: Tape, marks: dict[Mark, list[Value]]):
-        self.tape, self.marks = tape, marks
+    def __init__(self, tape: Tape, marks: list[tuple[Mark, Value]], as_written: bool = False):
+        self.tape, self.marks, self.as_written = tape, marks, as_written
         self.gradients: set[int] = set()
 
     def run(
@@ -237,7 +244,12 @@ class _Recorder:
             return values
         mark = Mark.of(equation)
         if mark is not None:
-            self.marks[mark] += values
+            if self.as_written:
+                values = self.tape.record(
+                    "mark", values, [values[0].data], lambda *arrays: list(arrays),
+                    module=mark.maker,
+                )  # fmt: skip
+            self.marks += [(mark, value) for value in values]
             return values
         if name == "scan":
             return self._scan(params, values, source, module)
@@ -246,7 +258,8 @@ class _Recorder:
         if name == "cond":
             branch = int(np.clip(values[0].data, 0, len(params["branches"]) - 1))
             return self._closed(params["branches"][branch], values[1:], source, module)
-        run = function_of(equation)
+        run = rounding_of(equation) if self.as_written else None
+        run = run or function_of(equation)
         if is_opaque(equation):
             self.tape.opaque.add(name)
         made = run(*(value.data for value in values))

@@ -40,10 +40,12 @@ class NarrowRun:
     Attributes:
         results: its float results, by path.
         returned: of each of its modules, by path, the float arrays that it returns, call by call.
+        entered: the same of what enters its modules, where that is recorded.
     """
 
     results: Mapping[str, np.ndarray]
     returned: Mapping[str, Sequence[np.ndarray]]
+    entered: Mapping[str, Sequence[np.ndarray]] = dataclasses.field(default_factory=dict)
 
 
 def run_candidate_in(
@@ -57,7 +59,7 @@ def run_candidate_in(
         args: positional arguments, numpy arrays.
         kwargs: named ones.
     """
-    returned: dict[str, list[np.ndarray]] = defaultdict(list)
+    sides: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     names: list[str] = []
     call, given = candidate.with_inputs(args, kwargs)
 
@@ -73,10 +75,14 @@ def run_candidate_in(
         found = evaluate_in_jax(
             jax.make_jaxpr(run)(*given),
             jax.tree.leaves(given),
-            lambda mark, made: returned[mark.path].append(np.asarray(made)),
+            lambda mark, made: sides[mark.side][mark.path].append(np.asarray(made)),
         )
     results = {name: np.asarray(made) for name, made in zip(names, found, strict=True)}
-    return NarrowRun(results, returned)
+    entered = {
+        path: [made for made in arrays if is_float(made)]
+        for path, arrays in sides["entered"].items()
+    }
+    return NarrowRun(results, sides["returned"], entered)
 
 
 def run_reference_in(

@@ -5,7 +5,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,20 @@ from jaxformer.parity.recording.torch_values import require_torch, view, widest
 
 # How many arrays are looked at, after each operator, whether they can be forgotten.
 LOOKED_AT = 8
+
+
+class Softmax(NamedTuple):
+    """A softmax of a run.
+
+    Attributes:
+        place: of the first operator after it, on the tape.
+        scores: what it was taken of.
+        weights: what it gave.
+    """
+
+    place: int
+    scores: Value
+    weights: Value
 
 
 def make_recorder(
@@ -63,6 +77,7 @@ def make_recorder(
             # Source and module of what autograd knows by a number.
             self.callers: dict[int, tuple[str, str]] = {}
             self.stops = Stops(_source)
+            self.softmaxes: list[Softmax] = []
 
         def name(self, tensor: Any, name: str, kind: str = "parameter") -> Value:
             value = tape.add(view(tensor), kind, name)
@@ -158,6 +173,10 @@ def make_recorder(
                 with self:
                     made = table[func](*args, **kwargs)
                 if made is not NotImplemented:
+                    if func is torch.ops.aten._softmax.default:
+                        self.softmaxes.append(
+                            Softmax(len(tape.operators), self.value(args[0]), self.value(made))
+                        )
                     return made
             self.forget(LOOKED_AT)
             flat, rebuild = _flatten(args, kwargs)
@@ -206,6 +225,8 @@ def make_recorder(
                 source=source, module=module, numbers=numbers,
                 terms=inputs[0].shape[-1] if name == "bmm" else 0,
             )  # fmt: skip
+            if name == "_safe_softmax":
+                self.softmaxes.append(Softmax(len(tape.operators), inputs[0], made[0]))
             for tensor, value in zip(out_flat, made, strict=True):
                 self.keep(tensor, value)
                 if written:

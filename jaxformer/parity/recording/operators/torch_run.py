@@ -1,7 +1,9 @@
 """The ATen operators of a PyTorch module, run in float64, with source lines and module paths."""
 
 import contextlib
+import dataclasses
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +12,13 @@ import numpy as np
 from jaxformer.parity.recording.operators.candidates import Caller
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
-from jaxformer.parity.recording.operators.torch_recorder import float64_by_default, make_recorder
+from jaxformer.parity.recording.operators.torch_recorder import (
+    Softmax,
+    float64_by_default,
+    make_recorder,
+)
 from jaxformer.parity.recording.operators.torch_weights import keep_what_is_read, with_wide_weights
+from jaxformer.parity.recording.reference_modules import modules_of, owner_of
 from jaxformer.parity.recording.result_parts import in_real_parts
 from jaxformer.parity.recording.torch_values import (
     floats,
@@ -27,6 +34,30 @@ from jaxformer.parity.recording.torch_values import (
 )
 
 
+@dataclasses.dataclass
+class ModuleCall:
+    """One call of a module.
+
+    Attributes:
+        begin: the place on the tape of its first operator.
+        entered: the values of the tensors that entered it, each once.
+        positions: its argument ``position_ids``, if there was one.
+        end: the place of the first operator after it; -1 while it runs.
+        returned: of the tensors of floats that it returned.
+        entered_gradients: by place in ``entered``, the gradient of what entered this call; None for
+            zero. Of what is not differentiated there is none.
+        returned_gradients: the same by place in ``returned``.
+    """
+
+    begin: int
+    entered: list[Value]
+    positions: Value | None = None
+    end: int = -1
+    returned: list[Value] = dataclasses.field(default_factory=list)
+    entered_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
+    returned_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
+
+
 class TorchRun:
     """One run of a copy of a module in float64, in evaluation mode: forward, then backward.
 
@@ -38,13 +69,18 @@ class TorchRun:
         buffers: paths of buffers that have gradients too.
         caller: how to call the module, given it and its inputs; None to call it with them.
         before_forgetting: called with each value whose array is let go of.
+        watched: paths of the modules whose calls are recorded.
 
     Attributes:
         tape: the operators.
         stored: the parameters by path, as the module has them; 16 bits become float32, and complex
             numbers pairs of real ones, in a last axis.
         returned: of each module that was called, by path, the float values that it returned.
+        calls: of each module that is watched, by path, its calls.
         kinds: the class of each module, by path, a module before those inside it.
+        kinds_of_all: the same, of methods that are called like modules too.
+        softmaxes: those of the forward pass.
+        first_names: of each name of a tied parameter, the first one.
         padding_rows: by the name of an embedding's parameter, the row of its padding token, which
             PyTorch does not train; here its gradient is computed.
         frozen: names of the parameters that the module does not train, beside others that it does;
@@ -61,13 +97,17 @@ class TorchRun:
         buffers: Collection[str] = (),
         caller: Caller | None = None,
         before_forgetting: Callable[[Value], None] | None = None,
+        watched: Collection[str] = (),
     ):
         torch = require_torch()
         wide, weights = with_wide_weights(module)
         self.tape = Tape()
         self.stored = {name: _stored(p) for name, p in module.named_parameters()}
         self.returned: dict[str, list[Value]] = {}
+        self.calls: dict[str, list[ModuleCall]] = defaultdict(list)
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
+        self.kinds_of_all = {path: type(one).__name__ for path, one in modules_of(wide).items()}
+        self.first_names = _first_names(wide)
         self.padding_rows = _padding_rows(wide)
         self.frozen = _frozen(module)
         self.no_gradients = ""
@@ -89,8 +129,9 @@ class TorchRun:
             value.requires_grad_(backward and value.dtype.is_floating_point)
             self._name(value, name, "input")
         paths = _paths(wide, self._recorder.stack, self._leave)
+        watching = _watched(wide, watched, self._begin, self._end)
         reading = keep_what_is_read(weights)
-        with _settings(), torch.set_grad_enabled(backward), paths, reading, self._recorder:
+        with _settings(), torch.set_grad_enabled(backward), paths, watching, reading, self._recorder:
             pairs.join(wide)
             output = _call(wide, given, named, caller)
             tensors = list(in_real_parts(result_tensors(output)))
@@ -104,6 +145,7 @@ class TorchRun:
             name: self._recorder.value(tensor) for name, tensor in tensors if is_whole(tensor)
         }
         self._outputs = found
+        self.softmaxes: list[Softmax] = self._recorder.softmaxes
         self._recorder.forget()
 
     def _name(self, tensor: Any, name: str, kind: str) -> None:
@@ -114,6 +156,31 @@ class TorchRun:
     def _leave(self, path: str, output: Any) -> None:
         found = [self._recorder.value(_of_all_rows(tensor)) for tensor in floats(output)]
         self.returned.setdefault(path, []).extend(found)
+
+    def _begin(self, path: str, tensors: Sequence[Any], positions: Any) -> None:
+        call = ModuleCall(
+            len(self.tape.operators),
+            [self._recorder.value(tensor) for tensor in tensors],
+            None if positions is None else self._recorder.value(positions),
+        )
+        self.calls[path].append(call)
+        self._take_gradients(tensors, call.entered_gradients)
+
+    def _end(self, path: str, tensors: Sequence[Any]) -> None:
+        call = next(one for one in reversed(self.calls[path]) if one.end < 0)
+        call.end = len(self.tape.operators)
+        call.returned = [self._recorder.value(tensor) for tensor in tensors]
+        self._take_gradients(tensors, call.returned_gradients)
+
+    def _take_gradients(self, tensors: Sequence[Any], found: dict[int, Value | None]) -> None:
+        for place, tensor in enumerate(tensors):
+            if tensor.requires_grad:
+                found[place] = None
+
+                def take(gradient: Any, place: int = place) -> None:
+                    found[place] = self._recorder.value(gradient)
+
+                tensor.register_hook(take)
 
     def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
         """Records the backward pass.
@@ -214,6 +281,16 @@ class _Pairs:
                 arrays.update(own)
 
 
+def _first_names(module: Any) -> dict[str, str]:
+    """Returns the first name of each parameter and buffer, by every name that it has."""
+    first: dict[int, str] = {}
+    named = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
 def _padding_rows(module: Any) -> dict[str, int]:
     """Returns the row of the padding token of each embedding that has one, by its parameter."""
     torch = require_torch()
@@ -248,6 +325,7 @@ def run_torch(
     buffers: Sequence[str],
     caller: Caller | None = None,
     before_forgetting: Callable[[Value], None] | None = None,
+    watched: Collection[str] = (),
 ) -> TorchRun:
     """Runs a module; without a backward pass if it writes over what that would read.
 
@@ -257,10 +335,10 @@ def run_torch(
     reason = ""
     for asked in dict.fromkeys([tuple(buffers), ()]) if backward else ():
         try:
-            return TorchRun(module, args, kwargs, True, asked, caller, before_forgetting)
+            return TorchRun(module, args, kwargs, True, asked, caller, before_forgetting, watched)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-    run = TorchRun(module, args, kwargs, False, (), caller, before_forgetting)
+    run = TorchRun(module, args, kwargs, False, (), caller, before_forgetting, watched)
     if reason:
         run.no_gradients = f"the reference cannot be differentiated: {reason}"
     return run
@@ -355,3 +433,69 @@ def _paths(module: Any, stack: list[str], leave: Callable[[str, Any], None]) -> 
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _watched(
+    module: Any,
+    paths: Collection[str],
+    begin: Callable[[str, list[Any], Any], None],
+    end: Callable[[str, list[Any]], None],
+) -> Iterator[None]:
+    """Says which tensors enter modules, and which they return, inside the ``with`` block.
+
+    What enters a module is a tensor of its own, which has a gradient of its own: that which comes
+    back through this call. What is one object stays one object.
+    """
+    torch = require_torch()
+    hooks = []
+    methods: list[tuple[Any, str]] = []
+    for path, inner in modules_of(module).items():
+        if path not in paths:
+            continue
+
+        def enter(module: Any, args: Any, kwargs: Any, path: str = path) -> Any:
+            known: dict[int, tuple[Any, Any]] = {}
+
+            def one(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor):
+                    return value
+                if id(value) not in known:
+                    # A tensor that is kept has a number that no other one gets.
+                    known[id(value)] = value, torch.ops.aten.alias(value)
+                return known[id(value)][1]
+
+            given = map_nested(one, tuple(args)), map_nested(one, dict(kwargs))
+            begin(path, [alias for _, alias in known.values()], given[1].get("position_ids"))
+            return given
+
+        def done(module: Any, args: Any, output: Any, path: str = path) -> None:
+            end(path, floats(output))
+
+        if owner_of(path, inner) == path:
+            # A call begins before the module's own hooks, and ends after them.
+            hooks += [
+                inner.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+                inner.register_forward_hook(done),
+            ]
+            continue
+        name = path.rpartition(".")[2]
+        original = getattr(inner, name)
+
+        def method(
+            *args: Any, enter: Any = enter, done: Any = done, original: Any = original, **kwargs: Any
+        ) -> Any:
+            given, named = enter(None, args, kwargs)
+            output = original(*given, **named)
+            done(None, given, output)
+            return output
+
+        vars(inner)[name] = method
+        methods.append((inner, name))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for inner, name in methods:
+            del vars(inner)[name]

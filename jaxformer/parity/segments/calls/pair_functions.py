@@ -17,7 +17,7 @@ from jaxformer.parity.matching.calls.masks import (
     scores_of_torch_mask,
     wrong_entries,
 )
-from jaxformer.parity.matching.calls.pairs import Pair
+from jaxformer.parity.matching.pairs import Pair
 from jaxformer.parity.recording.calls.torch_isolated import Part, Ran, isolate
 from jaxformer.parity.recording.calls.torch_recorder import TorchCall
 from jaxformer.parity.recording.operators.sources import line_of_frames

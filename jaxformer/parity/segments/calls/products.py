@@ -17,7 +17,7 @@ from jaxformer.layers import Embedding, Linear
 from jaxformer.parameters import merge
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall
-from jaxformer.parity.matching.calls.pairs import Pair
+from jaxformer.parity.matching.pairs import Pair
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.jax_isolated import IsolatedModule, IsolatedOutcome

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.matching.calls.calls import MatchedCall, calls_inside
-from jaxformer.parity.matching.calls.pairs import TIED_HEAD, Pair, PairKey
+from jaxformer.parity.matching.pairs import TIED_HEAD, Pair, PairKey
 from jaxformer.parity.recording.calls.padding import unused_tokens, without_unused
 from jaxformer.parity.recording.calls.torch_isolated import Directions, pull_back
-from jaxformer.parity.recording.calls.torch_recorder import TorchCall, owner_of
+from jaxformer.parity.recording.calls.torch_recorder import TorchCall
 from jaxformer.parity.recording.calls.torch_trace import Trace, exactly
+from jaxformer.parity.recording.reference_modules import owner_of
 from jaxformer.porting.mapping.rules import Link
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.matching.calls.masks import Masks, MaskState, reference_masks
-from jaxformer.parity.matching.calls.pairs import TIED_HEAD, Pair, PairKey
+from jaxformer.parity.matching.pairs import TIED_HEAD, Pair, PairKey
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.jax_programs import Programs
 from jaxformer.parity.segments.calls.isolated_calls import (

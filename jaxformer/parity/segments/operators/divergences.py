@@ -44,6 +44,7 @@ class Divergence:
         is_backward: whether it belongs to the backward pass.
         reader: the operator that reads the value and must read another one, where the value itself
             is right.
+        owner: path of the known module whose code it is, where one asked for it.
     """
 
     value: Value
@@ -61,6 +62,7 @@ class Divergence:
     required_operators: list[Operator]
     is_backward: bool = False
     reader: Operator | None = None
+    owner: str | None = None
 
     @property
     def error(self) -> float:

@@ -60,6 +60,33 @@ def compare_gradients(
         results: those that were compared.
         parameters: which parameters are equal.
     """
+    made = run_backward(reference, candidate, walk, results)
+    if isinstance(made, str):
+        return Gradients(remarks=(f"gradients were not compared: {made}",))
+    walk.advance_backward()
+    return _Comparison(walk, parameters, *made, reference).run()
+
+
+def run_backward(
+    reference: TorchRun,
+    candidate: JaxRun,
+    walk: Walk,
+    results: Results,
+    unused: Callable[[np.ndarray], np.ndarray] = lambda cotangent: cotangent,
+) -> tuple[dict[int, Value], dict[int, Value]] | str:
+    """Records both backward passes.
+
+    Args:
+        reference: after its forward pass.
+        candidate: after its forward pass.
+        walk: after the forward pass, with its corrections kept.
+        results: those that were compared.
+        unused: returns a cotangent with zeros where nobody uses a result.
+
+    Returns:
+        the gradients of the reference's and of the candidate's parameters and inputs, by the index
+        of their values; or why there are none.
+    """
     reason = candidate.no_gradients or reference.no_gradients
     if not reason and not results.compared:
         reason = "no result was compared"
@@ -69,16 +96,15 @@ def compare_gradients(
     if counts:
         reason = str(counts[0][0])
     if reason:
-        return Gradients(remarks=(f"gradients were not compared: {reason}",))
+        return reason
     before = len(walk.reference.values)
-    cotangents = _cotangents(walk, results)
+    cotangents = _cotangents(walk, results, unused)
     right = reference.backward({index: array for index, (array, _, _) in cotangents.items()})
     if reference.no_gradients:
-        return Gradients(remarks=(f"gradients were not compared: {reference.no_gradients}",))
+        return reference.no_gradients
     walk.index.add(walk.reference.values[before:])
     own = candidate.backward({place: array for _, place, array in cotangents.values()})
-    walk.advance_backward()
-    return _Comparison(walk, parameters, right, own, reference).run()
+    return right, own
 
 
 def _nan_inputs(reference: Tape) -> str:
@@ -87,7 +113,9 @@ def _nan_inputs(reference: Tape) -> str:
     return f", and so have its inputs: {listed(names)}" if names else ""
 
 
-def _cotangents(walk: Walk, results: Results) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
+def _cotangents(
+    walk: Walk, results: Results, unused: Callable[[np.ndarray], np.ndarray]
+) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
     """Returns by result of the reference its cotangent, the candidate's place and cotangent."""
     random = np.random.default_rng(SEED)
     outputs = walk.reference.outputs
@@ -101,6 +129,7 @@ def _cotangents(walk: Walk, results: Results) -> dict[int, tuple[np.ndarray, int
         if positions is not None:
             # What is computed at padding is not judged.
             cotangent[~positions] = 0
+        cotangent = unused(cotangent)
         own = result.layout.apply(cotangent)
         if result.part is not None:
             whole = np.zeros(result.candidate.shape)

@@ -64,6 +64,9 @@ class Walk(Anchors):
             it reads the weight more often than the reference.
         missing_calls: operators of the reference that read a weight which the candidate reads less
             often.
+        after: called with each operator of the candidate that was gone through.
+        owners: of the candidate's modules, by path, the one that answers for what is computed in
+            it; none where nothing is known of modules.
     """
 
     def __init__(
@@ -84,8 +87,11 @@ class Walk(Anchors):
         self.partly: Mapping[str, str] = {}
         self.extra_calls: dict[int, OtherCount] = {}
         self.missing_calls: dict[int, OtherCount] = {}
+        self.after: Callable[[Operator], None] = lambda operator: None
+        self.owners: Mapping[str, str] = {}
         self._uses = WeightUses(self)
         self._done, self._reference_done = 0, 0
+        self._owner: str | None = None
         self._is_backward = False
         self._factored: set[int] = set()
         self._tries_if_explained = Tries(MOST_RUN_FOR_EXPLAINED, MOST_RUN_IF_EXPLAINED)
@@ -106,7 +112,8 @@ class Walk(Anchors):
             self._done = operator.index
             pair = pairing.partner(operator)
             if pair is not None:
-                if not leads_right(self, *pair):
+                # Known modules have an end after each product: no finer one is required.
+                if not self.owners and not leads_right(self, *pair):
                     entering, (made, wanted) = required_values(*pair)
                     self._reader = operator
                     for value, other in entering:
@@ -119,6 +126,7 @@ class Walk(Anchors):
                 self.extra_calls[operator.index] = pairing.miscounted[operator.index]
             self.compute(operator)
             self._take_back()
+            self.after(operator)
             for value, other in later.pop(operator.index, ()):
                 self.require(value, other)
         self._done = len(self.candidate.operators)
@@ -128,6 +136,16 @@ class Walk(Anchors):
         """Goes through the operators of the backward pass."""
         self._is_backward = True
         self.advance()
+
+    def owner(self, divergence: Divergence) -> str:
+        """Returns the path of the known module in whose code a segment is."""
+        if divergence.owner is not None:
+            return divergence.owner
+        producer = divergence.value.producer
+        path = "" if producer is None else producer.module
+        while path and path not in self.owners:
+            path = path.rpartition(".")[0]
+        return self.owners.get(path, path)
 
     def other_count(self, divergence: Divergence) -> tuple[OtherCount, Operator | None] | None:
         """Returns which weight one side reads more often in a segment, and the first such operator.
@@ -214,6 +232,29 @@ class Walk(Anchors):
         if found.value is not value:
             self.require(value, wanted)
 
+    def diverge(self, value: Value, wanted: Value, owner: str) -> None:
+        """Finds out why a value, which is known to be wrong, is not what it must be.
+
+        Args:
+            value: of the candidate.
+            wanted: what it must be.
+            owner: path of the known module whose code it answers for.
+        """
+        self._owner = owner
+        self._diverge(value, wanted, None)
+        self._owner = None
+
+    def put_right(self, value: Value, wanted: Value, layout: Layout) -> None:
+        """Gives a value the reference's numbers; what was made of it is computed anew."""
+        self._put_right(value, wanted, layout, [])
+
+    def replace(self, value: Value, array: Any) -> None:
+        """Gives a value another array; what was made of it is computed anew."""
+        self.matches.pop(value.index, None)
+        self.pinned.add(value.index)
+        self.arrays[value.index] = array
+        self._compute_after(value, [])
+
     def _is_explained(self, operators: Sequence[Operator]) -> bool:
         """Returns whether wrong gradients follow from a line that is wrong in the forward pass.
 
@@ -292,7 +333,7 @@ class Walk(Anchors):
         return Divergence(
             end, end_wanted, layout, own, boundary, reference_own, reference_boundary, difference,
             self.array(end), dict(self.arrays), required, required_wanted, operators,
-            self._is_backward,
+            self._is_backward, owner=self._owner,
         )  # fmt: skip
 
     def _is_noise(self, value: Value, wanted: Value, operators: Sequence[Operator]) -> bool:
@@ -350,6 +391,10 @@ class Walk(Anchors):
         self, value: Value, wanted: Value, layout: Layout, operators: Sequence[Operator]
     ) -> None:
         self.arrays[value.index] = self._pin(value, wanted, layout)
+        self._compute_after(value, operators)
+
+    def _compute_after(self, value: Value, operators: Sequence[Operator]) -> None:
+        """Computes what was made of a value that was put right anew."""
         first = -1 if value.producer is None else value.producer.index
         # Operators before the one that the walk has reached may have read the wrong value too.
         last = max(operators[-1].index + 1 if operators else 0, self._done)

@@ -255,8 +255,8 @@ def depth_of(pair: Pair, parents: Mapping[PairKey, PairKey | None]) -> int:
 def in_call_order(
     pairs: Sequence[Pair],
     parents: Mapping[PairKey, PairKey | None],
-    candidate: Mapping[str, Any],
-    reference: Mapping[str, Any],
+    candidate: Mapping[str, int],
+    reference: Mapping[str, int],
 ) -> list[Pair]:
     """Returns the pairs in the order of calls, a parent before the pairs inside it.
 
@@ -265,16 +265,16 @@ def in_call_order(
     Args:
         pairs: in any order.
         parents: see ``parents_of``.
-        candidate: the first call of each candidate module.
-        reference: the first call of each reference module, whose order counts first.
+        candidate: the place of the first call of each candidate module.
+        reference: the place of the first call of each reference module, which counts first.
     """
     inside: dict[Any, list[Pair]] = {}
     for pair in pairs:
         inside.setdefault(parents[pair.candidate], []).append(pair)
 
     def place(pair: Pair) -> tuple[float, float]:
-        reference_orders = [reference[p].order for p in pair.reference if p in reference]
-        candidate_orders = [candidate[p].order for p in pair.candidate if p in candidate]
+        reference_orders = [reference[p] for p in pair.reference if p in reference]
+        candidate_orders = [candidate[p] for p in pair.candidate if p in candidate]
         return (
             min(reference_orders, default=math.inf),
             min(candidate_orders, default=math.inf),

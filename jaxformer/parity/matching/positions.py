@@ -7,8 +7,8 @@ The same is true of sinusoids that transformers computes and does not save (XGLM
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
@@ -16,7 +16,7 @@ from flax import nnx
 import jaxformer.positions
 from jaxformer.parameters import join_path
 from jaxformer.parity.findings import Difference, Node
-from jaxformer.parity.matching.calls.pairs import Pair
+from jaxformer.parity.matching.pairs import Pair
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.porting.mapping.position_tables import PositionTable
 from jaxformer.positions import LearnedPositions, Rotary, SinusoidalPositions
@@ -24,6 +24,20 @@ from jaxformer.transformer_lm import TransformerLM
 
 # Cosines and sines (T, width / 2).
 Tables = tuple[np.ndarray, np.ndarray]
+
+
+class Made(NamedTuple):
+    """What a module of the reference returned.
+
+    Attributes:
+        order: the place of its first call among all calls.
+        calls: of each call, the float arrays that it returned.
+    """
+
+    order: int
+    calls: Sequence[Sequence[np.ndarray]]
+
+
 # Words in the names of the reference's classes that compute tables when they are called.
 ROTARY, SINUSOIDAL = "Rotary", "SinusoidalPositionalEmbedding"
 # How far the squares of a rounded sine and cosine may be from 1 together; those of bfloat16 are.
@@ -31,7 +45,7 @@ ON_THE_CIRCLE = 2.0**-6
 
 
 def share_tables(
-    module: Any, torch_module: Any, reference: torch_trace.Trace, *, share_wrong: bool = True
+    module: Any, torch_module: Any, made: Mapping[str, Made], *, share_wrong: bool = True
 ) -> list[Node]:
     """Gives the candidate's positions the tables that a module of the reference made.
 
@@ -41,15 +55,15 @@ def share_tables(
     Args:
         module: the candidate, whose rotary or sinusoidal positions are changed.
         torch_module: the reference.
-        reference: a pass of it, with positions 0 … T - 1.
+        made: what its modules returned in a pass with positions 0 … T - 1, by path.
         share_wrong: whether to replace tables with a bug too, so that no other module shows it.
 
     Returns:
         A node for each rotary position whose table has a bug, or for the first one if none has.
     """
-    found = reference_tables(torch_module, reference)
+    found = reference_tables(torch_module, made)
     if not found or not any(isinstance(node, Rotary) for _, node in nnx.iter_modules(module)):
-        return _share_sinusoids(module, torch_module, reference, share_wrong)
+        return _share_sinusoids(module, torch_module, made, share_wrong)
     nodes = []
     # Of a long context tables are large: layers that have the same ones hold them once.
     given: dict[tuple[int, int], tuple[PositionTable, PositionTable]] = {}
@@ -71,7 +85,7 @@ def share_tables(
             Node(
                 name, reference_path, "Rotary",
                 type(torch_module.get_submodule(reference_path)).__name__,
-                depth=name.count("."), order=reference.calls[reference_path].order,
+                depth=name.count("."), order=made[reference_path].order,
                 forward=difference, message=message,
             )
         )  # fmt: skip
@@ -114,19 +128,19 @@ def _is_rotation(rows: Any) -> bool:
 
 
 def _share_sinusoids(
-    module: Any, torch_module: Any, reference: torch_trace.Trace, share_wrong: bool
+    module: Any, torch_module: Any, made: Mapping[str, Made], share_wrong: bool
 ) -> list[Node]:
     """Does what ``share_tables`` does for the sinusoids that are added to token embeddings."""
     modules = torch_trace.modules_of(torch_module)
-    name, paths = "position_embedding", [p for p in reference.calls if _makes_rows(modules[p])]
+    name, paths = "position_embedding", [p for p in made if _makes_rows(modules[p])]
     if not isinstance(getattr(module, name, None), SinusoidalPositions):
         # Whisper's decoder learns its positions.
         name = "source_position_embedding"
     node = getattr(module, name, None)
     if not paths or not isinstance(node, SinusoidalPositions):
         return []
-    call = reference.calls[paths[0]]
-    rows = call.outputs[0].reshape(-1, *call.outputs[0].shape[-2:])[0]
+    order, ((first, *_), *_) = made[paths[0]]
+    rows = first.reshape(-1, *first.shape[-2:])[0]
     difference = table_difference((node.rows(),), (rows,))
     if difference is None:
         difference = Difference(float("inf"), 1.0, 0.0)
@@ -135,7 +149,7 @@ def _share_sinusoids(
     return [
         Node(
             name, paths[0], "SinusoidalPositions", type(modules[paths[0]]).__name__,
-            depth=0, order=call.order, forward=difference,
+            depth=0, order=order, forward=difference,
             message="its rows differ: check the offset and the order of sines and cosines",
         )
     ]  # fmt: skip
@@ -165,24 +179,32 @@ def share_tables_of_length(
         call=lambda module, inputs: call(module, inputs[0]),
         keep=lambda path: computes_tables(torch_module.get_submodule(path)),
     )
-    return share_tables(module, torch_module, trace, share_wrong=False)
+    return share_tables(module, torch_module, made_in(trace), share_wrong=False)
 
 
-def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> list[tuple[str, Tables]]:
+def made_in(trace: torch_trace.Trace) -> dict[str, Made]:
+    """Returns what the modules of a pass returned."""
+    return {
+        path: Made(call.order, [each.outputs for each in call.all])
+        for path, call in trace.calls.items()
+    }
+
+
+def reference_tables(torch_module: Any, made: Mapping[str, Made]) -> list[tuple[str, Tables]]:
     """Returns the reference's rotary tables, each with the path of the module that made them.
 
     There are several where layers differ: Gemma 3 asks one module twice.
     """
     modules = torch_trace.modules_of(torch_module)
     found = []
-    for path, first in reference.calls.items():
+    for path, (_, calls) in made.items():
         if ROTARY not in type(modules[path]).__name__:
             held = held_tables(modules[path])
             found += [] if held is None else [(path, held)]
             continue
-        for call in (first, *first.later):
-            if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
-                cos, sin = (a.reshape(-1, *a.shape[-2:])[0] for a in call.outputs)
+        for outputs in calls:
+            if len(outputs) == 2 and outputs[0].shape == outputs[1].shape:
+                cos, sin = (a.reshape(-1, *a.shape[-2:])[0] for a in outputs)
                 if not cos[0].any():
                     # The sine of position 0 is 0: GPT-J's sines come first.
                     cos, sin = sin, cos
@@ -266,7 +288,10 @@ def match_alibi_slopes(torch_module: Any) -> Iterator[None]:
 
 
 def position_ids_from_mask(
-    module: Any, pairs: Sequence[Pair], reference: torch_trace.Trace
+    module: Any,
+    pairs: Sequence[Pair],
+    given: Mapping[str, np.ndarray],
+    padding: Mapping[tuple[int, ...], np.ndarray],
 ) -> dict[str, np.ndarray]:
     """Returns the argument ``positions`` (B, T) that the candidate needs to match the reference.
 
@@ -276,7 +301,8 @@ def position_ids_from_mask(
     Args:
         module: the candidate.
         pairs: all pairs of modules.
-        reference: a pass of the reference with padding.
+        given: of modules of the reference that got any, their position ids (B, T), by path.
+        padding: which tokens of a pass are padding, by shape (B, T).
 
     Returns:
         No argument where padding changed no position.
@@ -285,11 +311,10 @@ def position_ids_from_mask(
         return {}
     for pair in pairs:
         if isinstance(jax_trace.resolve(module, pair.candidate[0])[0], LearnedPositions):
-            call = reference.calls.get(pair.reference[0])
-            positions = None if call is None else call.positions
-            padding = None if positions is None else reference.padding.get(positions.shape)
-            if positions is not None and padding is not None:
+            positions = given.get(pair.reference[0])
+            unused = None if positions is None else padding.get(positions.shape)
+            if positions is not None and unused is not None:
                 places = np.arange(positions.shape[1])
-                is_moved = np.where(padding, places, positions) != places
-                return {"positions": np.where(padding, 0, positions)} if is_moved.any() else {}
+                is_moved = np.where(unused, places, positions) != places
+                return {"positions": np.where(unused, 0, positions)} if is_moved.any() else {}
     return {}

@@ -1,0 +1,239 @@
+"""Makes the node of each pair of modules from what was required of it."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.findings import AttentionMaps, Difference, Histogram, Node
+from jaxformer.parity.judging.verdicts import explain, last_right_input, worst_difference
+from jaxformer.parity.matching.operators.known_modules import (
+    KnownModules,
+    PairCall,
+    Requirement,
+)
+from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
+from jaxformer.parity.matching.pairs import Pair, PairKey, depth_of
+from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.tolerance import ROUNDOFF, judge, rounding, ulps
+
+BINS = 40
+# The largest number of values that a histogram counts; of larger outputs it counts every n-th one.
+COUNTED = 1 << 16
+# Of longer sequences a map shows the beginning.
+MAP_LENGTH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleNodes:
+    """Makes nodes of pairs of modules.
+
+    Attributes:
+        pairs: the modules, in the order of calls.
+        parents: the pair around each pair.
+        known: their calls.
+        kinds: the classes of the candidate's modules, by path.
+        reference_kinds: the classes of the reference's modules, by path.
+        walk: after the forward pass.
+        attention: of the reference.
+        used: returns the numbers of an array that belong to tokens that are used, in a line.
+    """
+
+    pairs: Sequence[Pair]
+    parents: Mapping[PairKey, PairKey | None]
+    known: KnownModules
+    kinds: Mapping[str, str]
+    reference_kinds: Mapping[str, str]
+    walk: Walk
+    attention: ReferenceAttention
+    used: Callable[[np.ndarray], np.ndarray]
+
+    def make(
+        self,
+        required: Sequence[Requirement],
+        gradients: Sequence[Requirement],
+        parameters: Mapping[str, Difference],
+    ) -> dict[PairKey, Node]:
+        """Returns a node for every pair that was called or holds parameters.
+
+        Args:
+            required: of the forward pass.
+            gradients: of the backward pass.
+            parameters: differences of the candidate's parameters, by name.
+        """
+        forward: dict[PairKey, list[tuple[str, Difference]]] = defaultdict(list)
+        backward: dict[PairKey, dict[str, Difference]] = defaultdict(dict)
+        for one in required:
+            if one.difference is not None:
+                forward[one.owner].append((one.name, one.difference))
+        for one in gradients:
+            before = backward[one.owner].get(one.name)
+            if one.difference is not None and (
+                before is None or one.difference.excess > before.excess
+            ):
+                backward[one.owner][one.name] = one.difference
+        found = {}
+        for order, pair in enumerate(self.pairs):
+            key = pair.candidate
+            unmatched = self.known.unmatched.get(key)
+            if unmatched is not None and unmatched.is_uncalled and not pair.parameters:
+                continue
+            kind = self.kinds[pair.candidate[0]]
+            node = Node(
+                pair.path,
+                pair.reference_path,
+                kind if len(pair.candidate) == 1 else f"{len(pair.candidate)} {kind}",
+                self.reference_kinds[pair.reference[0]],
+                depth_of(pair, self.parents),
+                order,
+                parameters={n: parameters[n] for n in pair.parameters if n in parameters},
+            )
+            if unmatched is not None:
+                found[key] = dataclasses.replace(node, message=unmatched.message)
+                continue
+            found[key] = dataclasses.replace(
+                node,
+                forward=worst_difference(difference for _, difference in forward[key]),
+                message=explain(forward[key], list(backward[key].items())),
+                backward=backward[key],
+                wrong_after=last_right_input(forward[key]),
+            )
+        return found
+
+    def contexts(self, required: Sequence[Requirement]) -> dict[PairKey, dict[str, Any]]:
+        """Returns the fields of nodes that describe their first outputs in the whole models.
+
+        Args:
+            required: of the forward pass, whose corrections are not yet the candidate's values.
+        """
+        outputs = {
+            (one.owner, one.values[0].index): one for one in required if one.name == "its output"
+        }
+        found: dict[PairKey, dict[str, Any]] = {}
+        for key, calls in self.known.calls.items():
+            if not calls:
+                continue
+            first = calls[0]
+            ones = [
+                one
+                for own in first.own
+                if own.returned and (one := outputs.get((key, own.returned[0].index))) is not None
+            ]
+            if ones:
+                found[key] = {**self._in_context(ones), "maps": self._maps(first)}
+        return found
+
+    def _in_context(self, ones: Sequence[Requirement]) -> dict[str, Any]:
+        made, wanted, error = [], [], 0.0
+        for one in ones:
+            (value,) = one.values
+            match = next(
+                (m for m in self.walk.matches.get(value.index, ()) if m.value is one.wanted), None
+            )
+            if match is None:
+                return {}
+            made.append(self.used(value.data))
+            wanted.append(self.used(match.layout.apply(one.wanted.data)))
+            if one.difference is not None and not one.difference.is_bug:
+                error = max(error, one.difference.error)
+        own, right = (a[0] if len(a) == 1 else np.concatenate(a) for a in (made, wanted))
+        difference = judge(own, right)
+        return {
+            "in_context": dataclasses.replace(difference, error=max(difference.error, error)),
+            "histogram": _make_histogram(own, right),
+        }
+
+    def _maps(self, call: PairCall) -> AttentionMaps | None:
+        """Returns the first attention weights of a call on both sides, where there are any."""
+        own = call.own[0].weights.get(0)
+        inside = self.attention.within(call.right[0].begin, call.right[0].end)
+        if own is None or not inside or own.shape != inside[0].weights.shape:
+            return None
+        both = (value.data[0, :, :MAP_LENGTH, :MAP_LENGTH] for value in (own, inside[0].weights))
+        candidate, reference = (
+            tuple(tuple(map(tuple, head)) for head in one.astype(np.float32).tolist())
+            for one in both
+        )
+        return AttentionMaps(candidate, reference)
+
+    def with_rounding(
+        self, nodes: Mapping[PairKey, Node], dtype: str, runs: tuple[NarrowRun, NarrowRun]
+    ) -> dict[PairKey, Node]:
+        """Returns the nodes with what a dtype rounds in their first outputs.
+
+        Args:
+            nodes: of the pairs.
+            dtype: in which both sides were run once more.
+            runs: the candidate's and the reference's.
+        """
+        return {key: self._rounded(key, node, dtype, runs) for key, node in nodes.items()}
+
+    def _rounded(
+        self, key: PairKey, node: Node, dtype: str, runs: tuple[NarrowRun, NarrowRun]
+    ) -> Node:
+        calls = self.known.calls.get(key)
+        own, reference = runs
+        if not calls or node.in_context is None:
+            return node
+        call = calls[0]
+        lows: list[tuple[np.ndarray, ...]] = []
+        for place, path in enumerate(call.pair.candidate):
+            made = own.returned.get(path)
+            n, other = next(iter(call.returned[place].items()))
+            rows = [reference.returned.get(one, ()) for one in call.pair.reference]
+            if made is None or len(made) <= n or any(len(each) <= other for each in rows):
+                return node
+            value, cut = call.own[place].returned[n], self.known.cut(call, place)
+            exact = cut(*(one.returned[other].data for one in call.right))[0]
+            wanted = cut(*(each[other] for each in rows))[0]
+            match = next(iter(self.walk.matches.get(value.index, ())), None)
+            if match is None or match.value.size != exact.size or made[n].shape != value.shape:
+                return node
+            laid = [match.layout.apply(np.asarray(a, np.float64)) for a in (exact, wanted)]
+            lows.append((np.asarray(made[n], np.float64), *laid))
+        low, exact, wanted = (
+            np.concatenate([self.used(each[n]) for each in lows]) for n in range(3)
+        )
+        found = dataclasses.replace(
+            node.in_context,
+            candidate_rounding=rounding(low, exact),
+            reference_rounding=rounding(wanted, exact),
+            ulps=ulps(low, exact, dtype),
+        )
+        return dataclasses.replace(
+            node, in_context=found, condition=self._condition(call, found, dtype, own)
+        )
+
+    def _condition(
+        self, call: PairCall, found: Difference, dtype: str, own: NarrowRun
+    ) -> float | None:
+        """Returns how much larger the relative error of an output is than that of its input."""
+        entered = own.entered.get(call.pair.candidate[0])
+        if not entered or not call.entered:
+            return None
+        _, other = next(iter(call.entered.items()))
+        exact = call.right[0].entered[other].data
+        if entered[0].size != exact.size:
+            return None
+        low = self.used(np.asarray(entered[0], np.float64).reshape(exact.shape))
+        before = rounding(low, self.used(exact))
+        assert found.candidate_rounding is not None
+        return found.candidate_rounding / max(before, ROUNDOFF[dtype])
+
+
+def _make_histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram | None:
+    step = max(1, candidate.size // COUNTED)
+    both = [a[np.isfinite(a)] for a in (candidate[::step], reference[::step])]
+    if not all(a.size for a in both):
+        return None
+    low, high = min(float(a.min()) for a in both), max(float(a.max()) for a in both)
+    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+    # Equal bins are counted at once; of given edges numpy sorts the values first, which takes long
+    # and is left for values of so narrow a range that two edges are one number.
+    is_wide = bool(np.all(np.diff(edges) > 0))
+    bins, bounds = (BINS, (edges[0], edges[-1])) if is_wide else (edges, None)
+    counts = [tuple(np.histogram(a, bins, bounds)[0].tolist()) for a in both]
+    return Histogram(tuple(edges.tolist()), *counts)

@@ -1,0 +1,226 @@
+"""What else must be equal of known modules: masks and token ids that enter, parameters' gradients.
+
+Masks and integers are compared as floats that show them; what is put right are they themselves.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.parity.findings import INPUT_OF, Difference
+from jaxformer.parity.matching.operators.known_modules import (
+    KnownModules,
+    OwnCall,
+    PairCall,
+    Requirement,
+)
+from jaxformer.parity.matching.operators.reference_attention import (
+    BLOCKED,
+    MaskState,
+    ReferenceAttention,
+)
+from jaxformer.parity.matching.pairs import PairKey
+from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.tape import Tape
+from jaxformer.parity.recording.operators.torch_run import TorchRun
+from jaxformer.porting.mapping.rules import Link
+
+# What a mask adds to scores that a query may not see.
+HIDDEN = -1e9
+
+
+def required_integers(known: KnownModules, own: Tape, reference: Tape) -> Iterator[Requirement]:
+    """Yields what integers must enter modules, where both sides take just one array of them.
+
+    Args:
+        known: the modules.
+        own: the candidate's tape.
+        reference: the reference's.
+    """
+    for key, calls in known.calls.items():
+        for call in calls if key != ("",) else ():
+            values = [v for v in call.own[0].entered.values() if v.dtype.kind in "iu"]
+            others = [v for v in call.right[0].entered if v.dtype.kind in "iu"]
+            if len(values) == len(others) == 1 and values[0].shape == others[0].shape:
+                owner, within = known.place_of(key, call.pair.candidate[0])
+                yield Requirement(
+                    owner, f"{INPUT_OF}{within}", [_shown(own, values[0], _as_floats)],
+                    _shown(reference, others[0], _as_floats), values[0],
+                    partial(_numbers_of, others[0]),
+                )  # fmt: skip
+
+
+def _as_floats(array: np.ndarray) -> list[np.ndarray]:
+    return [array.astype(np.float64)]
+
+
+def _numbers_of(value: Value, array: Any) -> np.ndarray:
+    return value.data.astype(array.dtype)
+
+
+def _shown(tape: Tape, value: Value, show: Any) -> Value:
+    """Returns a value of floats that shows another one."""
+    module = "" if value.producer is None else value.producer.module
+    return tape.record("show", [value], show(value.data), show, module=module)[0]
+
+
+def required_masks(
+    known: KnownModules, module: Any, attention: ReferenceAttention, own: Tape, reference: Tape
+) -> Iterator[Requirement]:
+    """Yields what masks must allow, where they enter the first module that passes them on.
+
+    Args:
+        known: the modules.
+        module: the candidate.
+        attention: of the reference.
+        own: the candidate's tape.
+        reference: the reference's.
+    """
+    entered = {
+        value.index: (key, call, place)
+        for key, calls in known.calls.items()
+        for call in calls
+        for place, value in call.own[0].entered.items()
+        if value.dtype.kind == "b"
+    }
+    seen = set()
+    for key, calls in known.calls.items():
+        if not isinstance(jax_trace.resolve(module, key[0])[0], MultiHeadAttention):
+            continue
+        for call in calls:
+            state = _state_of(call, attention)
+            masks = [v for v in call.own[0].entered.values() if v.dtype.kind == "b"]
+            if state is None or len(masks) != 1:
+                continue
+            (mask,) = masks
+            outer = mask
+            # As it entered the outermost module that passes it on unchanged.
+            while outer.producer is not None and outer.producer.name == "mark":
+                before = outer.producer.inputs[0]
+                if before.index not in entered or entered[before.index][0] == ("",):
+                    break
+                outer = before
+            if outer.index in seen:
+                continue
+            seen.add(outer.index)
+            key_of, _, place = entered[outer.index]
+            owner, within = known.place_of(key_of, key_of[0])
+            show = partial(_scores, state)
+            yield Requirement(
+                owner, f"the mask of {within}", [_shown(own, outer, show)],
+                _reference_scores(reference, entered[outer.index][1], state), outer,
+                partial(_right_mask, state), partial(_share_of_wrong, state),
+            )  # fmt: skip
+
+
+def _state_of(call: PairCall, attention: ReferenceAttention) -> MaskState | None:
+    """Returns the mask if the reference's call computed one attention, of the same shape."""
+    weights = call.own[0].weights.get(0)
+    inside = attention.within(call.right[0].begin, call.right[0].end)
+    if weights is None or len(inside) != 1 or inside[0].weights.shape != weights.shape:
+        return None
+    return attention.state(inside[0])
+
+
+def _expand(mask: np.ndarray, state: MaskState) -> np.ndarray:
+    if mask.ndim == 2:
+        mask = mask[None]
+    if mask.ndim == 3:
+        mask = mask[:, None]
+    return np.broadcast_to(mask, state.shape)
+
+
+def _wrong_entries(mask: np.ndarray, state: MaskState) -> np.ndarray:
+    """Returns where a candidate's mask contradicts the reference's scores."""
+    allowed = _expand(mask, state)
+    wrong = ((state > 0) & ~allowed) | ((state < 0) & allowed)
+    # A query that may attend to nothing is treated differently in each code base.
+    return wrong & (state > 0).any(axis=-1, keepdims=True)
+
+
+def _right_mask(state: MaskState, mask: np.ndarray) -> np.ndarray:
+    """Returns a mask with its wrong entries put right, in its own shape: one for all heads."""
+    right = _expand(mask, state) ^ _wrong_entries(mask, state)
+    for axis, size in enumerate((1,) * (4 - mask.ndim) + mask.shape):
+        if size == 1:
+            right = right.all(axis, keepdims=True)
+    return right.reshape(mask.shape)
+
+
+def _share_of_wrong(state: MaskState, mask: np.ndarray) -> Difference:
+    """Returns the share of a mask's entries that is wrong; none is allowed to be."""
+    return Difference(float(np.mean(_wrong_entries(mask, state))), 1.0, 0.0)
+
+
+def _scores(state: MaskState, mask: np.ndarray) -> list[np.ndarray]:
+    """Returns what a mask adds to scores: 0 or ``HIDDEN``; where it does not matter, what is right.
+    """
+    wrong = _wrong_entries(mask, state)
+    return [np.where((state >= 0) ^ wrong, 0.0, HIDDEN)]
+
+
+def _reference_scores(tape: Tape, call: PairCall, state: MaskState) -> Value:
+    """Returns what the reference's mask adds to scores, made of the mask if that entered."""
+    right = np.where(state >= 0, 0.0, HIDDEN)
+
+    def show(array: np.ndarray) -> list[np.ndarray]:
+        return [np.broadcast_to(np.where(array > BLOCKED, 0.0, HIDDEN), state.shape)]
+
+    for value in call.right[0].entered:
+        if value.ndim >= 2 and value.shape[-1] == state.shape[-1]:
+            try:
+                made = show(value.data)
+            except ValueError:
+                continue
+            if np.array_equal(made[0], right):
+                return tape.record("show", [value], made, show)[0]
+    return tape.add(right, "constant")
+
+
+def required_gradients(
+    known: KnownModules,
+    links: Sequence[Link],
+    reference: TorchRun,
+    own: Tape,
+    right: Mapping[int, Value],
+    gradients: Mapping[int, Value],
+) -> Iterator[Requirement]:
+    """Yields what the gradients of parameters must be.
+
+    Args:
+        known: the modules.
+        links: which arrays of both sides hold the same numbers.
+        reference: after both passes.
+        own: the candidate's tape.
+        right: the reference's gradients, by the index of the parameter.
+        gradients: the candidate's.
+    """
+    owners = known.owners_of_parameters()
+    places = {
+        name: right[value.index]
+        for name, value in {**reference.tape.parameters, **reference.tape.buffers}.items()
+        if value.index in right
+    }
+    for link in links:
+        known_names = [reference.first_names.get(name, name) for name in link.source]
+        if not all(name in places for name in known_names):
+            continue
+        sources = [places[name] for name in known_names]
+        for place, name in enumerate(link.target):
+            parameter, owner = own.parameters.get(name), owners.get(name)
+            if parameter is None or owner is None or parameter.index not in gradients:
+                continue
+
+            def convert(
+                *arrays: np.ndarray, link: Link = link, place: int = place
+            ) -> list[np.ndarray]:
+                return [link.view_as_target(list(arrays))[place]]
+
+            made = convert(*(value.data for value in sources))
+            wanted = reference.tape.record("convert", list(sources), made, convert)[0]
+            yield Requirement(owner, name, [gradients[parameter.index]], wanted)

@@ -1,0 +1,134 @@
+"""Holds what is known of modules against the candidate's values, in the order of its run."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.findings import Difference
+from jaxformer.parity.matching.operators.known_modules import Requirement
+from jaxformer.parity.matching.operators.layouts import Layout, distance, find_layout, nearest_layout
+from jaxformer.parity.matching.operators.values import Match, largest
+from jaxformer.parity.recording.operators.graph import Operator, Value, region_before, same_numbers
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.tolerance import allowed_error
+
+# Yields the rows of an array that are used, given the requirement; nothing if all are.
+UsedRows = Callable[[np.ndarray, Requirement], Iterator[np.ndarray]]
+
+
+class Requirements:
+    """What values of the candidate must be, settled as soon as the walk has come to them.
+
+    Args:
+        walk: it puts right what is wrong.
+        used_rows: of an array (B, T, ...) with tokens that nobody uses, the others.
+
+    Attributes:
+        all: the requirements, in the order in which they were added.
+    """
+
+    def __init__(self, walk: Walk, used_rows: UsedRows):
+        self._walk, self._used_rows = walk, used_rows
+        self._by_value: dict[int, list[Requirement]] = defaultdict(list)
+        self.all: list[Requirement] = []
+
+    def add(self, found: Iterable[Requirement]) -> None:
+        """Adds requirements on values that the walk has not come to yet."""
+        for one in found:
+            self.all.append(one)
+            if one.values:
+                last = max(value.index for value in one.values)
+                self._by_value[last if one.source is None else one.source.index].append(one)
+            else:
+                scale = largest(one.wanted.data)
+                one.difference = Difference(scale, scale, 0.0) if one.is_known else None
+
+    def settle(self, operator: Operator) -> None:
+        """Holds the requirements on what an operator made against it."""
+        for value in operator.outputs:
+            for one in self._by_value.pop(value.index, ()):
+                self._settle(one)
+
+    def settle_rest(self) -> None:
+        """Does so with those on values that no operator made."""
+        for index in sorted(self._by_value):
+            for one in self._by_value.pop(index):
+                self._settle(one)
+
+    def _settle(self, one: Requirement) -> None:
+        walk, wanted = self._walk, one.wanted
+        value = self._total(one)
+        if one.source is not None and one.source.index in walk.arrays and value.producer:
+            # What shows it was recorded after the run.
+            (walk.arrays[value.index],) = value.producer.run(walk.array(one.source))
+        array = walk.array(value)
+        scale = walk.index.largest(wanted)
+        allowed = allowed_error(scale)
+        found = find_layout(wanted.data, array, allowed)
+        if found is not None:
+            one.difference = Difference(max(found[1], self._rounding(value)), scale, allowed)
+            walk.matches.setdefault(value.index, []).append(Match(wanted, *found))
+            walk.reached.add(wanted.index)
+            return
+        near = nearest_layout(wanted.data, array)
+        if near is not None:
+            right = near[0].apply(wanted.data)
+            pairs = zip(self._used_rows(array, one), self._used_rows(right, one), strict=True)
+            far = [distance(made, other) for made, other in pairs]
+            if far and max(far) <= allowed:
+                one.difference = Difference(max(far), scale, allowed)
+                self._put_right(one, value, near[0])
+                return
+            if not one.is_known:
+                self._put_right(one, value, near[0])
+                return
+            far = far or [distance(right, array)]
+            operators, _ = region_before([value], lambda v: v.index in walk.matches)
+            one.difference = Difference(
+                max(far), scale, walk.allowed(operators, value, scale)
+            )
+        else:
+            one.difference = Difference(float("inf"), scale, allowed)
+        if one.measure is not None and one.source is not None:
+            one.difference = one.measure(walk.array(one.source))
+        walk.diverge(value, wanted, " + ".join(one.owner))
+        if near is not None and (len(one.values) > 1 or one.source is not None):
+            self._put_right(one, value, near[0])
+
+    def _rounding(self, value: Value | None) -> float:
+        """Returns how far the numbers of a value were off before the reference's took their place.
+        """
+        while value is not None:
+            found = self._walk.matches.get(value.index)
+            if found and same_numbers(value) is None:
+                return min(match.error for match in found)
+            value = same_numbers(value)
+        return 0.0
+
+    def _total(self, one: Requirement) -> Value:
+        """Returns the value that a requirement is about: the sum, where there are several."""
+        if len(one.values) == 1:
+            return one.values[0]
+
+        def add(*arrays: np.ndarray) -> list[np.ndarray]:
+            return [np.sum(arrays, axis=0)]
+
+        made = add(*map(self._walk.array, one.values))
+        return self._walk.candidate.record(
+            "add_any", list(one.values), made, add, module=one.owner[0]
+        )[0]
+
+    def _put_right(self, one: Requirement, value: Value, layout: Layout) -> None:
+        """Makes what later operators read right."""
+        walk = self._walk
+        right: Any = layout.apply(one.wanted.data)
+        if one.source is not None:
+            assert one.right is not None
+            walk.replace(one.source, one.right(walk.array(one.source)))
+        elif len(one.values) > 1:
+            *others, last = one.values
+            walk.replace(last, right - np.sum([walk.array(v) for v in others], axis=0))
+        else:
+            walk.put_right(value, one.wanted, layout)
