@@ -7,51 +7,34 @@ and in none around it. Weights are compared separately; both sides compute with 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxformer.errors import UsageError
+from jaxformer.attention import MultiHeadAttention
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.query_blocks import large_query_blocks
+from jaxformer.parity.comparison.parts import Part, compare_part
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
-from jaxformer.parity.diagnosis.causes import find_causes
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.findings import Difference, Node, RootCause
-from jaxformer.parity.judging.divergences import Judged
-from jaxformer.parity.judging.module_nodes import ModuleNodes
+from jaxformer.parity.findings import Node
 from jaxformer.parity.judging.pair_coverage import (
-    Called,
     find_unreached,
     linked_parameters,
     measure_pair_coverage,
 )
-from jaxformer.parity.judging.pair_nodes import in_context
-from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
+from jaxformer.parity.judging.verdicts import judge_node
 from jaxformer.parity.judging.weights import (
     compare_weights,
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.operators.known_modules import (
-    KnownModules,
-    Requirement,
-    calls_of,
-)
-from jaxformer.parity.matching.operators.known_values import (
-    required_gradients,
-    required_integers,
-    required_masks,
-)
-from jaxformer.parity.matching.operators.reference_attention import (
-    ReferenceAttention,
-    used_rows,
-)
+from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
 from jaxformer.parity.matching.operators.values import Index
-from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order, parents_of
+from jaxformer.parity.matching.pairs import Pair, PairKey, parents_of
 from jaxformer.parity.matching.positions import (
     Made,
     computes_tables,
@@ -64,16 +47,15 @@ from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.recording.operators.candidates import Candidate, as_candidate
 from jaxformer.parity.recording.operators.failures import naming_failures
-from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.module_marks import marked_nnx
-from jaxformer.parity.recording.operators.narrow_runs import run_candidate_in, run_reference_in
+from jaxformer.parity.recording.operators.narrow_runs import (
+    NarrowRun,
+    run_candidate_in,
+    run_reference_in,
+)
 from jaxformer.parity.recording.operators.signatures import UNKNOWN_NUMBERS
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.segments.operators.gradients import run_backward
-from jaxformer.parity.segments.operators.requirements import Requirements
-from jaxformer.parity.segments.operators.results import compare_results
-from jaxformer.parity.segments.operators.walk import Walk
 
 
 def compare(
@@ -197,101 +179,28 @@ class ModuleComparison:
             settings = compare_settings(self.module, self.plan.module) + settings
         index = Index()
         ran = reference.record({p for pair in self.pairs for p in pair.reference}, index.note)
-        self.attention = attention = ReferenceAttention(ran.softmaxes)
         candidate = jax_trace.in_dtype(self.module, None)
-        tables = share_tables(
-            candidate,
-            reference.module,
-            {
-                path: Made(calls[0].begin, [[v.data for v in call.returned] for call in calls])
-                for path, calls in ran.calls.items()
-                if computes_tables(reference.modules[path])
-            },
-        )
+        tables = share_tables(candidate, reference.module, _made_tables(reference, ran))
         if self.call is None:
             given = {
                 path: calls[0].positions.data
                 for path, calls in ran.calls.items()
                 if calls[0].positions is not None
             }
-            self.positions = position_ids_from_mask(
-                self.module, self.pairs, given, attention.padding
-            )
+            padding = ReferenceAttention(ran.softmaxes).padding
+            self.positions = position_ids_from_mask(self.module, self.pairs, given, padding)
         release(reference.size)
-        model = dataclasses.replace(
-            as_candidate(candidate, self._call), marked=partial(marked_nnx, with_inputs=True)
-        )
-        walk = Walk(ran.tape, index=index)
-        walk.index.add(ran.tape.values)
-        known_numbers = {
-            name: partial(_in_float64, tensor) for name, tensor in self.plan.tensors.items()
-        }
-        run = JaxRun(
-            model, self.inputs, {}, walk.candidate, known_numbers, reference.backward, True
-        )
-        known = KnownModules(
-            self.pairs, self.parents, run.marks, ran.calls, walk.matches,
-            (walk.candidate, ran.tape),
-        )  # fmt: skip
-        if ("",) in known.unmatched:
-            raise UsageError(
-                f"the models cannot be compared: {known.unmatched[('',)].message}; torch_call= "
-                "and jax_call= say how each is called, given it and its inputs"
+        kinds, attentions = describe_modules(self.module, self.pairs)
+        found = compare_part(
+            Part(
+                ran, index, marked_candidate(candidate, self._call), self.inputs, self.pairs,
+                self.parents, self.plan.links, self.plan.tensors, self.weights, kinds, attentions,
+                reference.backward, self.dtype, self._low(),
             )
-        walk.owners = {
-            path: pair.path
-            for pair in self.pairs
-            if known.calls[pair.candidate]
-            for path in pair.candidate
-        }
-        forward = Requirements(walk, partial(self._used_rows, known))
-        forward.add(known.forward())
-        forward.add(required_integers(known, walk.candidate, ran.tape))
-        forward.add(required_masks(known, self.module, attention, walk.candidate, ran.tape))
-        walk.after = forward.settle
-        walk.advance()
-        forward.settle_rest()
-        results = compare_results(walk)
-        own_calls = calls_of(run.marks)
-        ordered = in_call_order(
-            self.pairs,
-            self.parents,
-            {mark.path: n for n, (mark, _) in reversed([*enumerate(run.marks)])},
-            {path: calls[0].begin for path, calls in ran.calls.items() if calls},
-        )
-        maker = ModuleNodes(
-            ordered, self.parents, known, self._kinds(), ran.kinds_of_all, walk, attention,
-            self._used,
         )  # fmt: skip
-        contexts = maker.contexts(forward.all)
-        causes = find_causes([Judged(d) for d in walk.divergences], walk)
-        backward = Requirements(walk, partial(self._used_rows, known))
-        remarks: list[str] = []
-        if reference.backward:
-            walk.keep_corrections()
-            gradients = run_backward(ran, run, walk, results, self._without_unused)
-            if isinstance(gradients, str):
-                remarks.append(f"gradients were not compared: {gradients}")
-            else:
-                cotangents = [one for one in run.cotangents if one[0].is_cotangent]
-                backward.add(known.backward(cotangents, run.differentiated))
-                backward.add(
-                    required_gradients(known, self.plan.links, ran, walk.candidate, *gradients)
-                )
-                walk.after = backward.settle
-                walk.advance_backward()
-                backward.settle_rest()
-        nodes = in_context(maker.make(forward.all, backward.all, self.weights), contexts)
-        if self.dtype != "float64":
-            with jax.enable_x64(False):
-                own = run_candidate_in(self.dtype, self._low_model(), self.inputs, {})
-            low = run_reference_in(
-                self.dtype, reference.module, reference.inputs, {}, reference.call
-            )
-            nodes = maker.with_rounding(nodes, self.dtype, (own, low))
+        nodes = found.nodes
         for table in tables:
-            key = (table.path.rpartition(".")[0],)
-            nodes = _with_table(nodes, key, table)
+            nodes = with_table(nodes, table)
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = {
             key: judge_node(
@@ -300,11 +209,6 @@ class ModuleComparison:
             )
             for key, node in nodes.items()
         }
-        passed = {d.value.index for d in walk.divergences}
-        later = [d for d in walk.divergences if d.is_backward]
-        wrong = {walk.owner(d) for d in walk.divergences if not d.is_backward}
-        causes += find_causes([Judged(d) for d in later if walk.owner(d) not in wrong], walk)
-        called = Called(ran.returned, own_calls)
         parameters = jax_trace.parameters_of(self.module)
         return Report(
             "grad" if reference.backward else "forward",
@@ -312,67 +216,27 @@ class ModuleComparison:
             tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
             about=dict(about),
-            remarks=(*remarks, *self._remarks()),
-            causes=tuple(self._of_nodes(causes, judged)),
-            incomplete=tuple(find_unreached(self.pairs, called, parameters, self.module)),
+            remarks=(*found.remarks, *self._remarks()),
+            causes=found.causes,
+            incomplete=tuple(find_unreached(self.pairs, found.called, parameters, self.module)),
             coverage=measure_pair_coverage(
-                self.pairs, judged, called, parameters, (len(self.weights), len(parameters)),
+                self.pairs, judged, found.called, parameters, (len(self.weights), len(parameters)),
                 linked_parameters(reference.module, self.plan.links), reference.backward,
             ),
         )  # fmt: skip
 
-    def _kinds(self) -> dict[str, str]:
-        """Returns the classes of the candidate's modules, by path."""
-        paths = {path for pair in self.pairs for path in pair.candidate}
-        return {path: type(jax_trace.resolve(self.module, path)[0]).__name__ for path in paths}
-
-    def _low_model(self) -> Candidate:
-        candidate = jax_trace.in_dtype(self.module, None)
-        return dataclasses.replace(
-            as_candidate(candidate, self._call), marked=partial(marked_nnx, with_inputs=True)
-        )
-
-    def _unused(self) -> list[np.ndarray]:
-        return [*self.attention.padding.values()]
-
-    def _used_rows(
-        self, known: KnownModules, array: np.ndarray, one: Requirement
-    ) -> Iterator[np.ndarray]:
-        calls = known.calls[one.owner]
-        idle = [] if not calls else [self.attention.idle(calls[0].right[0].begin, calls[0].right[0].end)]
-        yield from used_rows(array, [*self._unused(), *(i for i in idle if i is not None)])
-
-    def _used(self, array: np.ndarray) -> np.ndarray:
-        """Returns the numbers of an array that belong to tokens that are used, in a line."""
-        return next(used_rows(array, self._unused()), array).reshape(-1)
-
-    def _without_unused(self, cotangent: np.ndarray) -> np.ndarray:
-        """Returns a cotangent after it got zeros where nobody uses a result."""
-        for rows in self._unused():
-            if cotangent.shape[:2] == rows.shape:
-                cotangent[rows] = 0.0
-        return cotangent
-
-    def _of_nodes(
-        self, causes: Iterable[RootCause], judged: Mapping[PairKey, Node]
-    ) -> Iterator[RootCause]:
-        """Yields the first cause of each pair with a bug of its own, with the pair's paths."""
-        nodes = {node.path: node for node in judged.values()}
-        seen = set()
-        for cause in causes:
-            node = nodes.get(cause.candidate_path)
-            if cause.candidate_path in seen:
-                continue
-            if node is not None and arithmetic_stage(node) != cause.stage and node.is_root_cause:
-                continue
-            seen.add(cause.candidate_path)
-            yield dataclasses.replace(
-                cause,
-                jax_module=cause.candidate_path,
-                torch_module=cause.torch_module if node is None else node.reference_path,
-                candidate_path="",
-                effect=None,
-            )
+    def _low(self) -> tuple[NarrowRun, NarrowRun] | None:
+        """Returns what both sides make in the dtype under test."""
+        if self.dtype == "float64":
+            return None
+        reference = self.reference
+        with jax.enable_x64(False):
+            model = marked_candidate(jax_trace.in_dtype(self.module, None), self._call)
+            own = run_candidate_in(self.dtype, model, self.inputs, {})
+        release(reference.size)
+        low = run_reference_in(self.dtype, reference.module, reference.inputs, {}, reference.call)
+        release(reference.size)
+        return own, low
 
     def _remarks(self) -> Iterable[str]:
         if self.reference.unsupported_settings:
@@ -399,17 +263,35 @@ class ModuleComparison:
             return call_candidate(module, inputs, **self.positions)
 
 
-def _in_float64(tensor: Any) -> np.ndarray:
-    return np.asarray(tensor.read()).astype(np.float64)
+def marked_candidate(module: Any, call: Caller) -> Candidate:
+    """Returns one of jaxformer's own models, which marks what enters and leaves its modules."""
+    return dataclasses.replace(
+        as_candidate(module, call), marked=partial(marked_nnx, with_inputs=True)
+    )
 
 
-def _with_table(
-    nodes: Mapping[PairKey, Node], key: PairKey, table: Node
-) -> dict[PairKey, Node]:
+def describe_modules(module: Any, pairs: Sequence[Pair]) -> tuple[dict[str, str], set[str]]:
+    """Returns the classes of the modules in pairs, by path, and which of them are attentions."""
+    paths = {path for pair in pairs for path in pair.candidate}
+    found = {path: jax_trace.resolve(module, path)[0] for path in paths}
+    attentions = {path for path, inner in found.items() if isinstance(inner, MultiHeadAttention)}
+    return {path: type(inner).__name__ for path, inner in found.items()}, attentions
+
+
+def _made_tables(reference: ReferenceRun, ran: TorchRun) -> dict[str, Made]:
+    """Returns what the modules of the reference returned that compute tables of positions."""
+    return {
+        path: Made(calls[0].begin, [[v.data for v in call.returned] for call in calls])
+        for path, calls in ran.calls.items()
+        if computes_tables(reference.modules[path])
+    }
+
+
+def with_table(nodes: Mapping[PairKey, Node], table: Node) -> dict[PairKey, Node]:
     """Returns nodes with that of a table after its user."""
     found: dict[PairKey, Node] = {}
-    for each, node in nodes.items():
-        found[each] = node
-        if each == key:
+    for key, node in nodes.items():
+        found[key] = node
+        if key == (table.path.rpartition(".")[0],):
             found[(table.path,)] = table
     return found

@@ -187,10 +187,11 @@ def _cause(judged: Judged, found: Diagnosis, walk: Walk) -> RootCause:
 def _with_lines(operators: Sequence[Operator]) -> list[Operator]:
     """Returns the operators whose lines are known; of a scan those of its steps, if there are any.
 
-    The scan itself only takes what enters a step, and stacks what comes of each.
+    The scan itself only takes what enters a step, and stacks what comes of each. A mark says where
+    a module is called, which is the line of a step that is missing.
     """
     named = [operator for operator in operators if operator.source]
-    steps = [operator for operator in named if operator.name not in ("index", "stack")]
+    steps = [op for op in named if op.name not in ("index", "stack", "mark", "show")]
     return steps or named
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ from jaxformer.parity.matching.operators.known_modules import (
     PairCall,
     Requirement,
 )
+from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
 from jaxformer.parity.matching.pairs import Pair, PairKey, depth_of
+from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.tolerance import ROUNDOFF, judge, rounding, ulps
@@ -103,11 +105,14 @@ class ModuleNodes:
             )
         return found
 
-    def contexts(self, required: Sequence[Requirement]) -> dict[PairKey, dict[str, Any]]:
+    def contexts(
+        self, required: Sequence[Requirement], raw: NarrowRun | None
+    ) -> dict[PairKey, dict[str, Any]]:
         """Returns the fields of nodes that describe their first outputs in the whole models.
 
         Args:
             required: of the forward pass, whose corrections are not yet the candidate's values.
+            raw: what the candidate makes in the whole model, where that is not what it made here.
         """
         outputs = {
             (one.owner, one.values[0].index): one for one in required if one.name == "its output"
@@ -116,35 +121,43 @@ class ModuleNodes:
         for key, calls in self.known.calls.items():
             if not calls:
                 continue
-            first = calls[0]
             ones = [
-                one
-                for own in first.own
-                if own.returned and (one := outputs.get((key, own.returned[0].index))) is not None
+                (path, n, one)
+                for path, own, places in zip(
+                    calls[0].pair.candidate, calls[0].own, calls[0].returned, strict=True
+                )
+                for n in places
+                if (one := outputs.get((key, own.returned[n].index))) is not None
             ]
-            if ones:
-                found[key] = {**self._in_context(ones), "maps": self._maps(first)}
+            firsts = [(path, n, one) for path, n, one in ones if n == min(m for _, m, _ in ones)]
+            if firsts:
+                found[key] = {**self._in_context(firsts, raw), "maps": self._maps(calls[0])}
         return found
 
-    def _in_context(self, ones: Sequence[Requirement]) -> dict[str, Any]:
+    def _in_context(
+        self, ones: Sequence[tuple[str, int, Requirement]], raw: NarrowRun | None
+    ) -> dict[str, Any]:
         made, wanted, error = [], [], 0.0
-        for one in ones:
+        for path, n, one in ones:
             (value,) = one.values
-            match = next(
-                (m for m in self.walk.matches.get(value.index, ()) if m.value is one.wanted), None
-            )
-            if match is None:
+            layout = self._layout(value, one.wanted)
+            if layout is None:
                 return {}
-            made.append(self.used(value.data))
-            wanted.append(self.used(match.layout.apply(one.wanted.data)))
-            if one.difference is not None and not one.difference.is_bug:
+            array = value.data if raw is None else raw.returned[path][n]
+            made.append(self.used(array))
+            wanted.append(self.used(layout.apply(one.wanted.data)))
+            if raw is None and one.difference is not None and not one.difference.is_bug:
                 error = max(error, one.difference.error)
-        own, right = (a[0] if len(a) == 1 else np.concatenate(a) for a in (made, wanted))
-        difference = judge(own, right)
+        difference = judge(_joined(made), _joined(wanted))
         return {
             "in_context": dataclasses.replace(difference, error=max(difference.error, error)),
-            "histogram": _make_histogram(own, right),
+            "histogram": _make_histogram(_joined(made), _joined(wanted)),
         }
+
+    def _layout(self, value: Value, wanted: Value) -> Layout | None:
+        """Returns the layout from a value of the reference to one of the candidate."""
+        found = (m for m in self.walk.matches.get(value.index, ()) if m.value is wanted)
+        return next((match.layout for match in found), None)
 
     def _maps(self, call: PairCall) -> AttentionMaps | None:
         """Returns the first attention weights of a call on both sides, where there are any."""
@@ -160,68 +173,71 @@ class ModuleNodes:
         return AttentionMaps(candidate, reference)
 
     def with_rounding(
-        self, nodes: Mapping[PairKey, Node], dtype: str, runs: tuple[NarrowRun, NarrowRun]
-    ) -> dict[PairKey, Node]:
-        """Returns the nodes with what a dtype rounds in their first outputs.
+        self,
+        contexts: Mapping[PairKey, dict[str, Any]],
+        dtype: str,
+        runs: tuple[NarrowRun, NarrowRun],
+    ) -> dict[PairKey, dict[str, Any]]:
+        """Returns the contexts with what a dtype rounds in the first outputs.
 
         Args:
-            nodes: of the pairs.
+            contexts: see ``contexts``.
             dtype: in which both sides were run once more.
             runs: the candidate's and the reference's.
         """
-        return {key: self._rounded(key, node, dtype, runs) for key, node in nodes.items()}
+        return {
+            key: {**fields, **self._rounded(key, fields, dtype, runs)}
+            for key, fields in contexts.items()
+        }
 
     def _rounded(
-        self, key: PairKey, node: Node, dtype: str, runs: tuple[NarrowRun, NarrowRun]
-    ) -> Node:
-        calls = self.known.calls.get(key)
+        self,
+        key: PairKey,
+        fields: Mapping[str, Any],
+        dtype: str,
+        runs: tuple[NarrowRun, NarrowRun],
+    ) -> dict[str, Any]:
         own, reference = runs
-        if not calls or node.in_context is None:
-            return node
-        call = calls[0]
-        lows: list[tuple[np.ndarray, ...]] = []
+        call = self.known.calls[key][0]
+        lows, exacts, others = [], [], []
         for place, path in enumerate(call.pair.candidate):
-            made = own.returned.get(path)
-            n, other = next(iter(call.returned[place].items()))
+            made = own.returned.get(path, ())
+            n, other = min(call.returned[place].items())
             rows = [reference.returned.get(one, ()) for one in call.pair.reference]
-            if made is None or len(made) <= n or any(len(each) <= other for each in rows):
-                return node
+            if len(made) <= n or any(len(each) <= other for each in rows):
+                return {}
             value, cut = call.own[place].returned[n], self.known.cut(call, place)
-            exact = cut(*(one.returned[other].data for one in call.right))[0]
-            wanted = cut(*(each[other] for each in rows))[0]
-            match = next(iter(self.walk.matches.get(value.index, ())), None)
-            if match is None or match.value.size != exact.size or made[n].shape != value.shape:
-                return node
-            laid = [match.layout.apply(np.asarray(a, np.float64)) for a in (exact, wanted)]
-            lows.append((np.asarray(made[n], np.float64), *laid))
-        low, exact, wanted = (
-            np.concatenate([self.used(each[n]) for each in lows]) for n in range(3)
-        )
-        found = dataclasses.replace(
-            node.in_context,
-            candidate_rounding=rounding(low, exact),
-            reference_rounding=rounding(wanted, exact),
-            ulps=ulps(low, exact, dtype),
-        )
-        return dataclasses.replace(
-            node, in_context=found, condition=self._condition(call, found, dtype, own)
-        )
-
-    def _condition(
-        self, call: PairCall, found: Difference, dtype: str, own: NarrowRun
-    ) -> float | None:
-        """Returns how much larger the relative error of an output is than that of its input."""
+            exact = cut(*(one.returned[other].data for one in call.right))
+            found = self.walk.matches.get(value.index)
+            if not found or exact.size != value.size or made[n].shape != value.shape:
+                return {}
+            layout = found[0].layout
+            lows.append(self.used(made[n]))
+            exacts.append(self.used(layout.apply(exact)))
+            others.append(self.used(layout.apply(cut(*(each[other] for each in rows)))))
+        low, exact, wanted = map(_joined, (lows, exacts, others))
+        rounded = rounding(low, exact)
+        found = {
+            "in_context": dataclasses.replace(
+                fields["in_context"],
+                candidate_rounding=rounded,
+                reference_rounding=rounding(wanted, exact),
+                ulps=ulps(low, exact, dtype),
+            )
+        }
         entered = own.entered.get(call.pair.candidate[0])
-        if not entered or not call.entered:
-            return None
-        _, other = next(iter(call.entered.items()))
-        exact = call.right[0].entered[other].data
-        if entered[0].size != exact.size:
-            return None
-        low = self.used(np.asarray(entered[0], np.float64).reshape(exact.shape))
-        before = rounding(low, self.used(exact))
-        assert found.candidate_rounding is not None
-        return found.candidate_rounding / max(before, ROUNDOFF[dtype])
+        if entered and call.entered:
+            before = call.right[0].entered[next(iter(call.entered.values()))].data
+            if entered[0].size == before.size:
+                given = self.used(entered[0].reshape(before.shape))
+                error = rounding(given, self.used(before))
+                found["condition"] = rounded / max(error, ROUNDOFF[dtype])
+        return found
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns one array of several; a single one as it is: it may be the model's largest."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _make_histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram | None:

@@ -12,8 +12,8 @@ from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.recording.calls.padding import find_padding
 from jaxformer.parity.recording.calls.torch_recorder import CallRecorder
-from jaxformer.parity.recording.reference_modules import owner_of
 from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.reference_modules import owner_of
 from jaxformer.parity.sources.checkpoints import as_tensor
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within

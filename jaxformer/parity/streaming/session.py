@@ -230,7 +230,9 @@ class StreamedComparison:
 
         maker = sides.nodes_of(weights)
         tables = [table for table in sides.tables if not self.layout.is_inner(table.path)]
-        ordered = in_call_order(judged, self.layout.parents, *map(orders_of, (sides.calls, trace.calls)))
+        ordered = in_call_order(
+            judged, self.layout.parents, *map(orders_of, (sides.calls, trace.calls))
+        )
         low = sides.low
         contexts = maker.contexts(
             runner,

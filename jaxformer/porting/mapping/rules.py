@@ -123,6 +123,11 @@ class Link:
         flip = self._is_kernel and not self.rule.transpose
         return [turned(array) if flip else array for array in arrays]
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the target of one source has its axes the other way round."""
+        return self._is_kernel and self.rule.transpose
+
     def describe(self) -> str:
         """Returns what is done to the arrays on import, in words; ``none`` if nothing."""
         packing = type(self.rule.packing).__name__

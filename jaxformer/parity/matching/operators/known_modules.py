@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.findings import INPUT_OF, Difference
+from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.matching.operators.values import Match
 from jaxformer.parity.matching.pairs import Pair, PairKey
 from jaxformer.parity.recording.operators.graph import Value
@@ -34,6 +35,7 @@ class Requirement:
         source: what the values were made of, where they only show it: a mask or token ids.
         right: makes the right array of the source, given the one that it has.
         measure: returns how far off the source is, given its array.
+        same: a value of the reference that the wanted one is, in another layout, and that layout.
         is_known: whether other modules leave it to be known.
         difference: how far it was off; None as long as it was not compared.
     """
@@ -45,6 +47,7 @@ class Requirement:
     source: Value | None = None
     right: Callable[[Any], Any] | None = None
     measure: Callable[[Any], Difference] | None = None
+    same: tuple[Value, Layout] | None = None
     is_known: bool = True
     difference: Difference | None = None
 
@@ -134,6 +137,7 @@ class KnownModules:
     ):
         self._parents, self._tapes, self._matches = parents, tapes, matches
         self._pairs = pairs
+        self._outermost = next(key for key, parent in parents.items() if parent is None)
         self._own = calls_of(marks)
         self._right = calls
         self.stopped: set[PairKey] = set()
@@ -151,7 +155,11 @@ class KnownModules:
         parent = self._parents[key]
         while parent is not None and not self.calls[parent]:
             parent = self._parents[parent]
-        return ("",) if parent is None else parent
+        return self._outermost if parent is None else parent
+
+    def is_outermost(self, key: PairKey) -> bool:
+        """Returns whether no pair is around one."""
+        return self._parents[key] is None
 
     def place_of(self, key: PairKey, path: str) -> tuple[PairKey, str]:
         """Returns the pair around one, and the path of a module of it within that."""
@@ -257,7 +265,7 @@ class KnownModules:
                 yield from self._returned(key, call)
 
     def _entering(self, key: PairKey, call: PairCall) -> Iterator[Requirement]:
-        if key == ("",):
+        if self.is_outermost(key):
             return
         for path, own in zip(call.pair.candidate, call.own, strict=True):
             owner, within = self.place_of(key, path)
@@ -287,7 +295,9 @@ class KnownModules:
             differentiated: the marks on values that gradients depend on.
         """
         made = calls_of(cotangents)
-        back = {(call.path, call.number, call.time): call for each in made.values() for call in each}
+        back = {
+            (call.path, call.number, call.time): call for each in made.values() for call in each
+        }
         passing = {(m.path, m.number, m.place) for m in differentiated if m.side == "returned"}
         found: list[Requirement] = []
         stopping = set()
@@ -295,24 +305,24 @@ class KnownModules:
             # Where the reference calls a module once, all calls of the candidate are that one.
             together = len(calls) > 1 and all(call.right == calls[0].right for call in calls)
             for group in [calls] if together else [[call] for call in calls]:
-                if key == ("",):
+                if self.is_outermost(key):
+                    found += [] if key == ("",) else self._of_entered(key, group, back)
                     continue
                 returned = [*self._of_returned(key, group, back)]
-                found += [one for one in returned if one.values]
-                lacking = [one for one in returned if not one.values and one.wanted.data.any()]
+                found += [one for one, _ in returned if one.values]
+                lacking = [
+                    (one, m) for one, m in returned if not one.values and one.wanted.data.any()
+                ]
+                stopped = [one for one, marks in lacking if passing.isdisjoint(marks)]
+                found += [one for one, marks in lacking if not passing.isdisjoint(marks)]
                 if not lacking or len(lacking) < len(returned):
-                    found += lacking
+                    # One of several modules that do the work of one lets nothing through.
+                    found += [dataclasses.replace(one, owner=key) for one in stopped]
+                    self.stopped |= {key} if stopped else set()
                     found += self._of_entered(key, group, back)
                     continue
                 self.unreached.add(key)
-                if any(
-                    (own.path, own.number, n) in passing
-                    for call in group
-                    for own, places in zip(call.own, call.returned, strict=True)
-                    for n in places
-                ):
-                    found += lacking
-                else:
+                if stopped:
                     stopping.add(key)
         # A module stops what a module inside of it stops.
         inner = {key for key in stopping if not any(self._is_in(one, key) for one in stopping)}
@@ -331,9 +341,7 @@ class KnownModules:
             parent = self._parents[parent]
         return parent is not None
 
-    def _came_back(
-        self, call: OwnCall, back: Mapping[tuple[str, int, int], OwnCall]
-    ) -> OwnCall:
+    def _came_back(self, call: OwnCall, back: Mapping[tuple[str, int, int], OwnCall]) -> OwnCall:
         """Returns the values with the marks of a call in the backward pass: last comes first."""
         last = max(one.time for one in self._own[call.path] if one.number == call.number)
         time = last - call.time
@@ -344,8 +352,8 @@ class KnownModules:
         key: PairKey,
         group: Sequence[PairCall],
         back: Mapping[tuple[str, int, int], OwnCall],
-    ) -> Iterator[Requirement]:
-        """Yields what must be the gradients of what calls returned."""
+    ) -> Iterator[tuple[Requirement, set[tuple[str, int, int]]]]:
+        """Yields what must be the gradients of what calls returned, and the calls and places."""
         first = group[0]
         gradients = [call.returned_gradients for call in first.right]
         for place, path in enumerate(first.pair.candidate):
@@ -364,7 +372,8 @@ class KnownModules:
                 ]
                 right = self._wanted(first, place, other, wanted)
                 found = Requirement(owner, f"output of {within}", values, right)
-                yield self._as_many(found) if values else found
+                marks = {(path, call.own[place].number, n) for call in group}
+                yield (self._as_many(found) if values else found), marks
 
     def _of_entered(
         self,
@@ -401,43 +410,39 @@ class KnownModules:
         if len(values) == 1:
             return values[0]
 
-        def add(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [np.sum(arrays, axis=0)]
-
-        return self._tapes[1].record("add", list(values), add(*(v.data for v in values)), add)[0]
+        return self._tapes[1].derive(
+            "add", list(values), values[0].shape, lambda *arrays: np.sum(arrays, axis=0)
+        )
 
     def _as_many(self, found: Requirement) -> Requirement:
         """Returns a requirement of a gradient; of an only example it is the sum over all."""
         if found.wanted.size == found.values[0].size:
             return found
 
-        def add(array: np.ndarray) -> list[np.ndarray]:
-            return [array.sum(0, keepdims=True)]
-
-        made = add(found.wanted.data)
-        wanted = self._tapes[1].record("reduce_sum", [found.wanted], made, add)[0]
+        wanted = self._tapes[1].derive(
+            "reduce_sum", [found.wanted], (1, *found.wanted.shape[1:]),
+            lambda array: array.sum(0, keepdims=True),
+        )  # fmt: skip
         return dataclasses.replace(found, wanted=wanted)
 
-    def _wanted(
-        self, call: PairCall, place: int, other: int, results: Sequence[Value]
-    ) -> Value:
+    def _wanted(self, call: PairCall, place: int, other: int, results: Sequence[Value]) -> Value:
         """Returns what a module of the candidate must return: the reference's, or a part of it."""
         if call.pair.packing is ONE_TO_ONE:
             return results[0]
         cut = self.cut(call, place)
-        made = cut(*(value.data for value in results))
-        return self._tapes[1].record("slice", list(results), made, cut)[0]
+        width = call.own[place].returned[0].shape[-1]
+        return self._tapes[1].derive("slice", list(results), (*results[0].shape[:-1], width), cut)
 
-    def cut(self, call: PairCall, place: int) -> Callable[..., list[np.ndarray]]:
+    def cut(self, call: PairCall, place: int) -> Callable[..., np.ndarray]:
         """Returns what makes of the reference's results what a module of the candidate returns."""
         if call.pair.packing is ONE_TO_ONE:
-            return lambda *arrays: [arrays[0]]
+            return lambda *arrays: arrays[0]
         share = self._share(call.pair, place, call.own, call.right)
         assert share is not None
 
-        def cut(*arrays: np.ndarray) -> list[np.ndarray]:
+        def cut(*arrays: np.ndarray) -> np.ndarray:
             joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
-            return [joined[..., share]]
+            return joined[..., share]
 
         return cut
 
@@ -446,10 +451,8 @@ class KnownModules:
         if wanted.size == value.size:
             return wanted
 
-        def first(array: np.ndarray) -> list[np.ndarray]:
-            return [array[:1]]
-
-        return self._tapes[1].record("slice", [wanted], first(wanted.data), first)[0]
+        shape = (1, *wanted.shape[1:])
+        return self._tapes[1].derive("slice", [wanted], shape, lambda array: array[:1])
 
 
 def calls_of(marks: Sequence[tuple[Mark, Value]]) -> dict[str, list[OwnCall]]:

@@ -3,31 +3,29 @@
 Masks and integers are compared as floats that show them; what is put right are they themselves.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jaxformer.attention import MultiHeadAttention
 from jaxformer.parity.findings import INPUT_OF, Difference
 from jaxformer.parity.matching.operators.known_modules import (
     KnownModules,
-    OwnCall,
     PairCall,
     Requirement,
 )
+from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.matching.operators.reference_attention import (
     BLOCKED,
     MaskState,
     ReferenceAttention,
 )
 from jaxformer.parity.matching.pairs import PairKey
-from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_run import TorchRun
+from jaxformer.porting.mapping.packings import ONE_TO_ONE
 from jaxformer.porting.mapping.rules import Link
 
 # What a mask adds to scores that a query may not see.
@@ -37,15 +35,20 @@ HIDDEN = -1e9
 def required_integers(known: KnownModules, own: Tape, reference: Tape) -> Iterator[Requirement]:
     """Yields what integers must enter modules, where both sides take just one array of them.
 
+    Beside its position ids a module of the reference may take a mask of integers.
+
     Args:
         known: the modules.
         own: the candidate's tape.
         reference: the reference's.
     """
     for key, calls in known.calls.items():
-        for call in calls if key != ("",) else ():
+        for call in () if known.is_outermost(key) else calls:
             values = [v for v in call.own[0].entered.values() if v.dtype.kind in "iu"]
             others = [v for v in call.right[0].entered if v.dtype.kind in "iu"]
+            positions = call.right[0].positions
+            if positions is not None and positions.dtype.kind in "iu":
+                others = [positions]
             if len(values) == len(others) == 1 and values[0].shape == others[0].shape:
                 owner, within = known.place_of(key, call.pair.candidate[0])
                 yield Requirement(
@@ -70,52 +73,69 @@ def _shown(tape: Tape, value: Value, show: Any) -> Value:
 
 
 def required_masks(
-    known: KnownModules, module: Any, attention: ReferenceAttention, own: Tape, reference: Tape
-) -> Iterator[Requirement]:
-    """Yields what masks must allow, where they enter the first module that passes them on.
+    known: KnownModules,
+    attentions: Collection[str],
+    given: Mapping[str, MaskState],
+    attention: ReferenceAttention,
+    tapes: tuple[Tape, Tape],
+) -> tuple[list[Requirement], dict[str, MaskState]]:
+    """Returns what masks must allow, where they enter the first module that passes them on.
 
     Args:
         known: the modules.
-        module: the candidate.
+        attentions: paths of the candidate's attentions.
+        given: what masks must allow that enter other modules, by path.
         attention: of the reference.
-        own: the candidate's tape.
-        reference: the reference's.
+        tapes: the candidate's and the reference's.
+
+    Returns:
+        The requirements; and what masks must allow that enter from outside of all pairs, by path.
     """
-    entered = {
-        value.index: (key, call, place)
+    masks = {
+        mask.index: (key, call)
         for key, calls in known.calls.items()
         for call in calls
-        for place, value in call.own[0].entered.items()
-        if value.dtype.kind == "b"
+        for mask in call.own[0].entered.values()
+        if mask.dtype.kind == "b"
     }
+    found, outside = [], {}
     seen = set()
     for key, calls in known.calls.items():
-        if not isinstance(jax_trace.resolve(module, key[0])[0], MultiHeadAttention):
-            continue
         for call in calls:
-            state = _state_of(call, attention)
-            masks = [v for v in call.own[0].entered.values() if v.dtype.kind == "b"]
-            if state is None or len(masks) != 1:
+            entered = [v for v in call.own[0].entered.values() if v.dtype.kind == "b"]
+            state = given.get(key[0])
+            if key[0] in attentions:
+                state = _state_of(call, attention)
+            if state is None or not entered:
                 continue
-            (mask,) = masks
-            outer = mask
-            # As it entered the outermost module that passes it on unchanged.
-            while outer.producer is not None and outer.producer.name == "mark":
-                before = outer.producer.inputs[0]
-                if before.index not in entered or entered[before.index][0] == ("",):
-                    break
-                outer = before
-            if outer.index in seen:
+            mask = _outermost(entered[0], masks)
+            outer, outer_call = masks[mask.index]
+            if mask.index in seen:
                 continue
-            seen.add(outer.index)
-            key_of, _, place = entered[outer.index]
-            owner, within = known.place_of(key_of, key_of[0])
-            show = partial(_scores, state)
-            yield Requirement(
-                owner, f"the mask of {within}", [_shown(own, outer, show)],
-                _reference_scores(reference, entered[outer.index][1], state), outer,
-                partial(_right_mask, state), partial(_share_of_wrong, state),
+            seen.add(mask.index)
+            if known.is_outermost(outer):
+                outside[outer[0]] = state
+                continue
+            owner, within = known.place_of(outer, outer[0])
+            found.append(
+                Requirement(
+                    owner, f"the mask of {within}",
+                    [_shown(tapes[0], mask, partial(_scores, state))],
+                    _reference_scores(tapes[1], outer_call, state), mask,
+                    partial(_right_mask, state), partial(_share_of_wrong, state),
+                )
             )  # fmt: skip
+    return found, outside
+
+
+def _outermost(mask: Value, masks: Mapping[int, tuple[PairKey, PairCall]]) -> Value:
+    """Returns a mask as it entered the outermost module that passes it on unchanged."""
+    while mask.producer is not None and mask.producer.name == "mark":
+        before = mask.producer.inputs[0]
+        if before.index not in masks or masks[before.index][0] == ("",):
+            break
+        mask = before
+    return mask
 
 
 def _state_of(call: PairCall, attention: ReferenceAttention) -> MaskState | None:
@@ -158,8 +178,7 @@ def _share_of_wrong(state: MaskState, mask: np.ndarray) -> Difference:
 
 
 def _scores(state: MaskState, mask: np.ndarray) -> list[np.ndarray]:
-    """Returns what a mask adds to scores: 0 or ``HIDDEN``; where it does not matter, what is right.
-    """
+    """Returns what a mask adds to scores: 0 or ``HIDDEN``; what is right where it may be either."""
     wrong = _wrong_entries(mask, state)
     return [np.where((state >= 0) ^ wrong, 0.0, HIDDEN)]
 
@@ -216,11 +235,20 @@ def required_gradients(
             if parameter is None or owner is None or parameter.index not in gradients:
                 continue
 
-            def convert(
-                *arrays: np.ndarray, link: Link = link, place: int = place
-            ) -> list[np.ndarray]:
-                return [link.view_as_target(list(arrays))[place]]
+            def convert(*arrays: np.ndarray, link: Link = link, place: int = place) -> np.ndarray:
+                return link.view_as_target(list(arrays))[place]
 
-            made = convert(*(value.data for value in sources))
-            wanted = reference.tape.record("convert", list(sources), made, convert)[0]
-            yield Requirement(owner, name, [gradients[parameter.index]], wanted)
+            shape = link.target_shapes[place]
+            wanted = reference.tape.derive("permute", list(sources), shape, convert)
+            same = (sources[0], _layout_of(link)) if link.rule.packing is ONE_TO_ONE else None
+            yield Requirement(owner, name, [gradients[parameter.index]], wanted, same=same)
+
+
+def _layout_of(link: Link) -> Layout:
+    """Returns the layout from the one array of the reference to that of the candidate."""
+    (source,), (target,) = link.source_shapes, link.target_shapes
+    split = tuple(n for n in source if n != 1)
+    order = list(range(len(split)))
+    if link.is_transposed and split == source:
+        order[-2:] = reversed(order[-2:])
+    return Layout(split, tuple(order), target)

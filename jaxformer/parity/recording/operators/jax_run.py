@@ -43,7 +43,7 @@ from jaxformer.parity.recording.operators.sources import (
     source_of,
 )
 from jaxformer.parity.recording.operators.tape import Tape
-from jaxformer.parity.recording.operators.tracing import narrow_casts, rules, stops, trace
+from jaxformer.parity.recording.operators.tracing import narrow_casts, rules, stopping, stops, trace
 
 
 class JaxRun:
@@ -113,7 +113,9 @@ class JaxRun:
             ]
             jaxpr = self._traced.forward
             made = self._recorder.run(jaxpr.jaxpr, _constants(tape, jaxpr.consts), values, "", "")
-        self.differentiated = next((m.differentiated for m, _ in self.marks if m.differentiated), set())
+        self.differentiated = next(
+            (m.differentiated for m, _ in self.marks if m.differentiated), set()
+        )
         names, choices = self._traced.names, self._traced.choices
         count = len(names)
         tape.outputs, tape.output_names = made[:count], list(names)
@@ -151,6 +153,13 @@ class JaxRun:
     def stops(self) -> list[str]:
         """Returns "path:line" of each place where the user's code stops gradients."""
         return list(dict.fromkeys(stops(self._traced.plain().jaxpr)))
+
+    def stops_of_modules(self) -> list[tuple[str, str]]:
+        """Returns the same, each after the path of the module that it is in, "" if not known."""
+        return [
+            (_module(equation, ""), source_of(equation))
+            for equation in stopping(self._traced.plain().jaxpr)
+        ]
 
     def rules(self) -> list[str]:
         """Returns "path:line" of each function of the user that says what a gradient is."""
@@ -247,7 +256,7 @@ class _Recorder:
             if self.as_written:
                 values = self.tape.record(
                     "mark", values, [values[0].data], lambda *arrays: list(arrays),
-                    module=mark.maker,
+                    source=source, module=mark.maker,
                 )  # fmt: skip
             self.marks += [(mark, value) for value in values]
             return values

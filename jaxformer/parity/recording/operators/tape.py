@@ -90,6 +90,30 @@ class Tape:
             value.consumers.append(operator)
         return operator.outputs
 
+    def derive(
+        self,
+        name: str,
+        inputs: list[Value],
+        shape: tuple[int, ...],
+        make: Callable[..., np.ndarray],
+        module: str = "",
+    ) -> Value:
+        """Adds a value of floats that is made of others when it is read.
+
+        Args:
+            name: of the operator that makes it.
+            inputs: what it is made of.
+            shape: of the value.
+            make: returns its array, given those of the inputs.
+            module: path of the module that answers for it.
+        """
+        is_seen = self._observe is not None
+        made = make(*(v.data for v in inputs)) if is_seen else np.broadcast_to(0.0, shape)
+        value = self.record(name, inputs, [made], lambda *arrays: [make(*arrays)], module=module)[0]
+        if not is_seen:
+            value.forget(self.recent)
+        return value
+
     def _release(self, arrays: Sequence[Any]) -> None:
         """Returns to the system, now and then, the memory of arrays that were forgotten."""
         self._recorded += sum(np.asarray(array).nbytes for array in arrays)

@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,14 @@ class TorchRun:
         paths = _paths(wide, self._recorder.stack, self._leave)
         watching = _watched(wide, watched, self._begin, self._end)
         reading = keep_what_is_read(weights)
-        with _settings(), torch.set_grad_enabled(backward), paths, watching, reading, self._recorder:
+        with (
+            _settings(),
+            torch.set_grad_enabled(backward),
+            paths,
+            watching,
+            reading,
+            self._recorder,
+        ):
             pairs.join(wide)
             output = _call(wide, given, named, caller)
             tensors = list(in_real_parts(result_tensors(output)))
@@ -163,6 +171,10 @@ class TorchRun:
             [self._recorder.value(tensor) for tensor in tensors],
             None if positions is None else self._recorder.value(positions),
         )
+        for value in call.entered:
+            # No line of the module's code makes this copy.
+            if value.producer is not None and value.producer.name == "alias":
+                value.producer.source = ""
         self.calls[path].append(call)
         self._take_gradients(tensors, call.entered_gradients)
 
@@ -173,14 +185,14 @@ class TorchRun:
         self._take_gradients(tensors, call.returned_gradients)
 
     def _take_gradients(self, tensors: Sequence[Any], found: dict[int, Value | None]) -> None:
-        for place, tensor in enumerate(tensors):
-            if tensor.requires_grad:
+        for place, array in enumerate(tensors):
+            if array.requires_grad:
                 found[place] = None
 
                 def take(gradient: Any, place: int = place) -> None:
                     found[place] = self._recorder.value(gradient)
 
-                tensor.register_hook(take)
+                array.register_hook(take)
 
     def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
         """Records the backward pass.
@@ -482,15 +494,13 @@ def _watched(
         name = path.rpartition(".")[2]
         original = getattr(inner, name)
 
-        def method(
-            *args: Any, enter: Any = enter, done: Any = done, original: Any = original, **kwargs: Any
-        ) -> Any:
+        def method(*args: Any, original: Any, enter: Any, done: Any, **kwargs: Any) -> Any:
             given, named = enter(None, args, kwargs)
             output = original(*given, **named)
             done(None, given, output)
             return output
 
-        vars(inner)[name] = method
+        vars(inner)[name] = partial(method, original=original, enter=enter, done=done)
         methods.append((inner, name))
     try:
         yield

@@ -151,10 +151,15 @@ def _draws(jaxpr: Any) -> bool:
 
 
 def stops(jaxpr: Any) -> Iterator[str]:
-    """Yields "path:line" of each place where the user's code stops gradients."""
+    """Returns "path:line" of each place where the user's code stops gradients."""
+    return map(source_of, stopping(jaxpr))
+
+
+def stopping(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations by which the user's code stops gradients."""
     for equation in _equations(jaxpr):
         if equation.primitive.name == "stop_gradient" and is_called_by_user(equation):
-            yield source_of(equation)
+            yield equation
 
 
 def rules(jaxpr: Any) -> Iterator[str]:

@@ -8,7 +8,12 @@ import numpy as np
 
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.known_modules import Requirement
-from jaxformer.parity.matching.operators.layouts import Layout, distance, find_layout, nearest_layout
+from jaxformer.parity.matching.operators.layouts import (
+    Layout,
+    distance,
+    find_layout,
+    nearest_layout,
+)
 from jaxformer.parity.matching.operators.values import Match, largest
 from jaxformer.parity.recording.operators.graph import Operator, Value, region_before, same_numbers
 from jaxformer.parity.segments.operators.walk import Walk
@@ -59,6 +64,8 @@ class Requirements:
 
     def _settle(self, one: Requirement) -> None:
         walk, wanted = self._walk, one.wanted
+        if self._is_same(one):
+            return
         value = self._total(one)
         if one.source is not None and one.source.index in walk.arrays and value.producer:
             # What shows it was recorded after the run.
@@ -72,34 +79,43 @@ class Requirements:
             walk.matches.setdefault(value.index, []).append(Match(wanted, *found))
             walk.reached.add(wanted.index)
             return
-        near = nearest_layout(wanted.data, array)
-        if near is not None:
-            right = near[0].apply(wanted.data)
+        layout = _layout(wanted.data, array)
+        if layout is not None:
+            right = layout.apply(wanted.data)
             pairs = zip(self._used_rows(array, one), self._used_rows(right, one), strict=True)
             far = [distance(made, other) for made, other in pairs]
             if far and max(far) <= allowed:
                 one.difference = Difference(max(far), scale, allowed)
-                self._put_right(one, value, near[0])
+                self._put_right(one, value, layout)
                 return
             if not one.is_known:
-                self._put_right(one, value, near[0])
+                self._put_right(one, value, layout)
                 return
             far = far or [distance(right, array)]
             operators, _ = region_before([value], lambda v: v.index in walk.matches)
-            one.difference = Difference(
-                max(far), scale, walk.allowed(operators, value, scale)
-            )
+            one.difference = Difference(max(far), scale, walk.allowed(operators, value, scale))
         else:
             one.difference = Difference(float("inf"), scale, allowed)
         if one.measure is not None and one.source is not None:
             one.difference = one.measure(walk.array(one.source))
-        walk.diverge(value, wanted, " + ".join(one.owner))
-        if near is not None and (len(one.values) > 1 or one.source is not None):
-            self._put_right(one, value, near[0])
+        walk.diverge(value, wanted, layout, " + ".join(one.owner))
+        if layout is not None and (len(one.values) > 1 or one.source is not None):
+            self._put_right(one, value, layout)
+
+    def _is_same(self, one: Requirement) -> bool:
+        """Returns whether a value is known to be the right one; that costs no reading."""
+        if one.same is None or one.values[0].index in self._walk.arrays:
+            return False
+        source, layout = one.same
+        for match in self._walk.matches.get(one.values[0].index, ()):
+            if match.value is source and match.layout == layout:
+                scale = self._walk.index.largest(source)
+                one.difference = Difference(match.error, scale, allowed_error(scale))
+                return True
+        return False
 
     def _rounding(self, value: Value | None) -> float:
-        """Returns how far the numbers of a value were off before the reference's took their place.
-        """
+        """Returns how far a value's numbers were off before the reference's took their place."""
         while value is not None:
             found = self._walk.matches.get(value.index)
             if found and same_numbers(value) is None:
@@ -112,13 +128,13 @@ class Requirements:
         if len(one.values) == 1:
             return one.values[0]
 
-        def add(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [np.sum(arrays, axis=0)]
-
-        made = add(*map(self._walk.array, one.values))
-        return self._walk.candidate.record(
-            "add_any", list(one.values), made, add, module=one.owner[0]
-        )[0]
+        value = self._walk.candidate.derive(
+            "add_any", list(one.values), one.values[0].shape,
+            lambda *arrays: np.sum(arrays, axis=0), " + ".join(one.owner),
+        )  # fmt: skip
+        if any(each.index in self._walk.arrays for each in one.values):
+            self._walk.arrays[value.index] = np.sum([*map(self._walk.array, one.values)], axis=0)
+        return value
 
     def _put_right(self, one: Requirement, value: Value, layout: Layout) -> None:
         """Makes what later operators read right."""
@@ -132,3 +148,15 @@ class Requirements:
             walk.replace(last, right - np.sum([walk.array(v) for v in others], axis=0))
         else:
             walk.put_right(value, one.wanted, layout)
+
+
+def _layout(right: np.ndarray, array: np.ndarray) -> Layout | None:
+    """Returns the layout from an array of the reference to one of the candidate that is wrong.
+
+    Between wrong numbers and right ones the nearest may be any; of one shape they are laid alike.
+    """
+    if right.shape == array.shape:
+        shape = tuple(n for n in right.shape if n != 1)
+        return Layout(shape, tuple(range(len(shape))), array.shape)
+    near = nearest_layout(right, array)
+    return None if near is None else near[0]

@@ -142,7 +142,10 @@ class Walk(Anchors):
         if divergence.owner is not None:
             return divergence.owner
         producer = divergence.value.producer
-        path = "" if producer is None else producer.module
+        return self.owner_of("" if producer is None else producer.module)
+
+    def owner_of(self, path: str) -> str:
+        """Returns the path of the known module that answers for the code of one at a path."""
         while path and path not in self.owners:
             path = path.rpartition(".")[0]
         return self.owners.get(path, path)
@@ -232,16 +235,17 @@ class Walk(Anchors):
         if found.value is not value:
             self.require(value, wanted)
 
-    def diverge(self, value: Value, wanted: Value, owner: str) -> None:
+    def diverge(self, value: Value, wanted: Value, layout: Layout | None, owner: str) -> None:
         """Finds out why a value, which is known to be wrong, is not what it must be.
 
         Args:
             value: of the candidate.
             wanted: what it must be.
+            layout: from the reference's to the candidate's, where that is known.
             owner: path of the known module whose code it answers for.
         """
         self._owner = owner
-        self._diverge(value, wanted, None)
+        self._diverge(value, wanted, layout)
         self._owner = None
 
     def put_right(self, value: Value, wanted: Value, layout: Layout) -> None:

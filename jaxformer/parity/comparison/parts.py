@@ -1,0 +1,267 @@
+"""Compares two models, or parts of them, whose modules are known to be the same.
+
+It is the comparison by operators, and it is known which modules of the two sides are the same. So
+it is known what must enter each module and leave it, and a module answers for its own code alone:
+an early error hides no later one, and a bug shows in the module that has it and in none around it.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import UsageError
+from jaxformer.parity.cores import widened
+from jaxformer.parity.diagnosis.causes import find_causes
+from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
+from jaxformer.parity.findings import Difference, Node, RootCause
+from jaxformer.parity.judging.divergences import Judged
+from jaxformer.parity.judging.module_nodes import ModuleNodes
+from jaxformer.parity.judging.pair_coverage import Called
+from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
+from jaxformer.parity.matching.operators.known_modules import KnownModules, Requirement
+from jaxformer.parity.matching.operators.known_values import (
+    required_gradients,
+    required_integers,
+    required_masks,
+)
+from jaxformer.parity.matching.operators.reference_attention import (
+    MaskState,
+    ReferenceAttention,
+    used_rows,
+)
+from jaxformer.parity.matching.operators.values import Index
+from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order
+from jaxformer.parity.recording.operators.candidates import Candidate
+from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
+from jaxformer.parity.recording.operators.torch_run import TorchRun
+from jaxformer.parity.segments.operators.gradients import run_backward
+from jaxformer.parity.segments.operators.requirements import Requirements
+from jaxformer.parity.segments.operators.results import compare_results
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.rules import Link
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Two models, or parts of them.
+
+    Attributes:
+        reference: after its forward pass, with the calls of its modules.
+        index: of the reference's values, noted during that pass.
+        candidate: the model, which marks what enters its modules.
+        inputs: of the candidate.
+        pairs: the modules that are the same.
+        parents: the pair around each pair.
+        links: which arrays of both sides hold the same numbers.
+        wanted: the reference's arrays, by the names and in the layout of the candidate's.
+        weights: how far the candidate's own are from them, by name.
+        kinds: the classes of the candidate's modules, by path.
+        attentions: paths of the candidate's attentions.
+        backward: whether gradients are compared.
+        dtype: whose rounding is measured too; float64 for none.
+        low: what the candidate and the reference make in it.
+        raw: what the candidate makes in the whole model, where that is not what it makes here.
+        masks: what masks must allow that enter modules whose inside is not here, by path.
+    """
+
+    reference: TorchRun
+    index: Index
+    candidate: Candidate
+    inputs: Sequence[Any]
+    pairs: Sequence[Pair]
+    parents: Mapping[PairKey, PairKey | None]
+    links: Sequence[Link]
+    wanted: Mapping[str, StoredTensor]
+    weights: Mapping[str, Difference]
+    kinds: Mapping[str, str]
+    attentions: Collection[str]
+    backward: bool
+    dtype: str = "float64"
+    low: tuple[NarrowRun, NarrowRun] | None = None
+    raw: NarrowRun | None = None
+    masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What was found of a part.
+
+    Attributes:
+        nodes: of the pairs, in the order of calls; their wrong weights are not described yet.
+        causes: the lines of code of their bugs.
+        remarks: what else is to be said.
+        called: which modules were called.
+        masks: what masks must allow that enter from outside, by path.
+    """
+
+    nodes: dict[PairKey, Node]
+    causes: tuple[RootCause, ...] = ()
+    remarks: tuple[str, ...] = ()
+    called: Called = dataclasses.field(default_factory=Called)
+    masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
+
+
+def compare_part(part: Part) -> Found:
+    """Compares two parts; use it under ``jax.enable_x64(True)``.
+
+    Raises:
+        UsageError: the whole models cannot be laid beside each other.
+    """
+    return _Comparison(part).run()
+
+
+class _Comparison:
+    """The comparison of a part."""
+
+    def __init__(self, part: Part):
+        self.part = part
+        self.attention = ReferenceAttention(part.reference.softmaxes)
+        self.walk = Walk(part.reference.tape, index=part.index)
+        self.walk.index.add(part.reference.tape.values)
+        numbers = {name: partial(_in_float64, tensor) for name, tensor in part.wanted.items()}
+        self.own = JaxRun(
+            part.candidate, part.inputs, {}, self.walk.candidate, numbers, part.backward, True
+        )
+        self.known = KnownModules(
+            part.pairs, part.parents, self.own.marks, part.reference.calls, self.walk.matches,
+            (self.walk.candidate, part.reference.tape),
+        )  # fmt: skip
+        whole = self.known.unmatched.get(("",))
+        if whole is not None:
+            raise UsageError(
+                f"the models cannot be compared: {whole.message}; torch_call= and jax_call= say "
+                "how each is called, given it and its inputs"
+            )
+        self.walk.owners = {
+            path: pair.path
+            for pair in part.pairs
+            if self.known.calls[pair.candidate]
+            for path in pair.candidate
+        }
+
+    def run(self) -> Found:
+        """Goes through both passes."""
+        part, walk, known = self.part, self.walk, self.known
+        forward = Requirements(walk, self._used_rows)
+        forward.add(known.forward())
+        forward.add(required_integers(known, walk.candidate, part.reference.tape))
+        masks, outside = required_masks(
+            known, part.attentions, part.masks, self.attention,
+            (walk.candidate, part.reference.tape),
+        )  # fmt: skip
+        forward.add(masks)
+        walk.after = forward.settle
+        walk.advance()
+        forward.settle_rest()
+        results = compare_results(walk)
+        maker = ModuleNodes(
+            self._in_order(), part.parents, known, part.kinds, part.reference.kinds_of_all, walk,
+            self.attention, self._used,
+        )  # fmt: skip
+        contexts = maker.contexts(forward.all, part.raw)
+        if part.low is not None:
+            contexts = maker.with_rounding(contexts, part.dtype, part.low)
+        causes = find_causes([Judged(divergence) for divergence in walk.divergences], walk)
+        backward = Requirements(walk, self._used_rows)
+        remarks: list[str] = []
+        if part.backward:
+            walk.keep_corrections()
+            gradients = run_backward(part.reference, self.own, walk, results, self._without_unused)
+            if isinstance(gradients, str):
+                remarks.append(f"gradients were not compared: {gradients}")
+            else:
+                cotangents = [one for one in self.own.cotangents if one[0].is_cotangent]
+                backward.add(known.backward(cotangents, self.own.differentiated))
+                backward.add(
+                    required_gradients(
+                        known, part.links, part.reference, walk.candidate, *gradients
+                    )
+                )
+                walk.after = backward.settle
+                walk.advance_backward()
+                backward.settle_rest()
+        nodes = {
+            key: judge_node(dataclasses.replace(node, **contexts.get(key, {})))
+            for key, node in maker.make(forward.all, backward.all, part.weights).items()
+        }
+        causes += find_causes([*self._only_backward()], walk)
+        called = Called({*part.reference.returned}, {mark.path for mark, _ in self.own.marks})
+        return Found(
+            nodes, tuple(self._of_nodes(causes, nodes)), (*remarks, *walk.remarks), called, outside
+        )
+
+    def _in_order(self) -> list[Pair]:
+        """Returns the pairs in the order of calls."""
+        own: dict[str, int] = {}
+        for place, (mark, _) in enumerate(self.own.marks):
+            own.setdefault(mark.path, place)
+        calls = self.part.reference.calls
+        right = {path: each[0].begin for path, each in calls.items() if each}
+        return in_call_order(self.part.pairs, self.part.parents, own, right)
+
+    def _only_backward(self) -> Iterator[Judged]:
+        """Yields the wrong segments of the backward pass that no wrong one of a module explains.
+
+        A wrong formula has a wrong derivative.
+        """
+        divergences = self.walk.divergences
+        wrong = {self.walk.owner(d) for d in divergences if not d.is_backward}
+        for divergence in divergences:
+            if divergence.is_backward and self.walk.owner(divergence) not in wrong:
+                yield Judged(divergence)
+
+    def _of_nodes(
+        self, causes: Iterable[RootCause], nodes: Mapping[PairKey, Node]
+    ) -> Iterator[RootCause]:
+        """Yields of each pair with a bug of its own the cause that says most."""
+        by_path = {node.path: node for node in nodes.values()}
+        stops: dict[str, set[str]] = defaultdict(set)
+        if any(cause.is_backward for cause in causes):
+            for path, source in self.own.stops_of_modules():
+                stops[self.walk.owner_of(path)].add(source)
+        seen = set()
+        for cause in sorted(causes, key=lambda cause: not cause.diagnosis):
+            path = cause.candidate_path
+            node = by_path.get(path)
+            if path in seen or (node is not None and arithmetic_stage(node) != cause.stage):
+                continue
+            seen.add(path)
+            source, lines = cause.jax_source, stops.get(path, ())
+            if lines and cause.diagnosis in (STOPPED, STOPPED_IN_PART):
+                source = next(iter(lines)) if len(lines) == 1 else ""
+            yield dataclasses.replace(
+                cause,
+                jax_source=source,
+                jax_module=path,
+                torch_module=cause.torch_module if node is None else node.reference_path,
+                candidate_path="",
+                effect=None,
+            )
+
+    def _used_rows(self, array: np.ndarray, one: Requirement) -> Iterator[np.ndarray]:
+        unused = [*self.attention.padding.values()]
+        for call in self.known.calls[one.owner][:1]:
+            idle = self.attention.idle(call.right[0].begin, call.right[0].end)
+            unused += [] if idle is None else [idle]
+        yield from used_rows(array, unused)
+
+    def _used(self, array: np.ndarray) -> np.ndarray:
+        """Returns the numbers of an array that belong to tokens that are used, in a line."""
+        return next(used_rows(array, self.attention.padding.values()), array).reshape(-1)
+
+    def _without_unused(self, cotangent: np.ndarray) -> np.ndarray:
+        """Returns a cotangent after it got zeros where nobody uses a result."""
+        for rows in self.attention.padding.values():
+            if cotangent.shape[:2] == rows.shape:
+                cotangent[rows] = 0.0
+        return cotangent
+
+
+def _in_float64(tensor: StoredTensor) -> np.ndarray:
+    return widened(np.asarray(tensor.read()))
