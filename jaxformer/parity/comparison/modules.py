@@ -21,6 +21,7 @@ from jaxformer.parity.comparison.parts import Part, compare_part
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.findings import Node
+from jaxformer.parity.judging.module_rounding import with_rounding
 from jaxformer.parity.judging.pair_coverage import (
     find_unreached,
     linked_parameters,
@@ -195,10 +196,16 @@ class ModuleComparison:
             Part(
                 ran, index, marked_candidate(candidate, self._call), self.inputs, self.pairs,
                 self.parents, self.plan.links, self.plan.tensors, self.weights, kinds, attentions,
-                reference.backward, self.dtype, self._low(),
+                reference.backward,
             )
         )  # fmt: skip
+        del ran, index
         nodes = found.nodes
+        if self.dtype != "float64":
+            release(reference.size)
+            nodes = with_rounding(
+                nodes, found.outputs, self.dtype, self._candidate_low, self._reference_low
+            )
         for table in tables:
             nodes = with_table(nodes, table)
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
@@ -225,18 +232,17 @@ class ModuleComparison:
             ),
         )  # fmt: skip
 
-    def _low(self) -> tuple[NarrowRun, NarrowRun] | None:
-        """Returns what both sides make in the dtype under test."""
-        if self.dtype == "float64":
-            return None
-        reference = self.reference
+    def _candidate_low(self) -> NarrowRun:
+        """Returns what the candidate makes in the dtype under test."""
         with jax.enable_x64(False):
             model = marked_candidate(jax_trace.in_dtype(self.module, None), self._call)
-            own = run_candidate_in(self.dtype, model, self.inputs, {})
-        release(reference.size)
-        low = run_reference_in(self.dtype, reference.module, reference.inputs, {}, reference.call)
-        release(reference.size)
-        return own, low
+            return run_candidate_in(self.dtype, model, self.inputs, {})
+
+    def _reference_low(self) -> NarrowRun:
+        """Returns what the reference makes in the dtype under test."""
+        release(self.reference.size)
+        reference = self.reference
+        return run_reference_in(self.dtype, reference.module, reference.inputs, {}, reference.call)
 
     def _remarks(self) -> Iterable[str]:
         if self.reference.unsupported_settings:

@@ -20,6 +20,7 @@ from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_P
 from jaxformer.parity.findings import Difference, Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.judging.module_nodes import ModuleNodes
+from jaxformer.parity.judging.module_rounding import Output
 from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.matching.operators.known_modules import KnownModules, Requirement
@@ -64,8 +65,6 @@ class Part:
         kinds: the classes of the candidate's modules, by path.
         attentions: paths of the candidate's attentions.
         backward: whether gradients are compared.
-        dtype: whose rounding is measured too; float64 for none.
-        low: what the candidate and the reference make in it.
         raw: what the candidate makes in the whole model, where that is not what it makes here.
         masks: what masks must allow that enter modules whose inside is not here, by path.
     """
@@ -82,8 +81,6 @@ class Part:
     kinds: Mapping[str, str]
     attentions: Collection[str]
     backward: bool
-    dtype: str = "float64"
-    low: tuple[NarrowRun, NarrowRun] | None = None
     raw: NarrowRun | None = None
     masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
 
@@ -98,6 +95,7 @@ class Found:
         remarks: what else is to be said.
         called: which modules were called.
         masks: what masks must allow that enter from outside, by path.
+        outputs: what the pairs return first.
     """
 
     nodes: dict[PairKey, Node]
@@ -105,6 +103,7 @@ class Found:
     remarks: tuple[str, ...] = ()
     called: Called = dataclasses.field(default_factory=Called)
     masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
+    outputs: tuple[Output, ...] = ()
 
 
 def compare_part(part: Part) -> Found:
@@ -165,8 +164,7 @@ class _Comparison:
             self.attention, self._used,
         )  # fmt: skip
         contexts = maker.contexts(forward.all, part.raw)
-        if part.low is not None:
-            contexts = maker.with_rounding(contexts, part.dtype, part.low)
+        outputs = tuple(maker.outputs())
         causes = find_causes([Judged(divergence) for divergence in walk.divergences], walk)
         backward = Requirements(walk, self._used_rows)
         remarks: list[str] = []
@@ -192,9 +190,8 @@ class _Comparison:
         }
         causes += find_causes([*self._only_backward()], walk)
         called = Called({*part.reference.returned}, {mark.path for mark, _ in self.own.marks})
-        return Found(
-            nodes, tuple(self._of_nodes(causes, nodes)), (*remarks, *walk.remarks), called, outside
-        )
+        lines = tuple(self._of_nodes(causes, nodes))
+        return Found(nodes, lines, (*remarks, *walk.remarks), called, outside, outputs)
 
     def _in_order(self) -> list[Pair]:
         """Returns the pairs in the order of calls."""

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxformer.parity.findings import AttentionMaps, Difference, Histogram, Node
+from jaxformer.parity.judging.module_rounding import Output, OutputPart
 from jaxformer.parity.judging.verdicts import explain, last_right_input, worst_difference
 from jaxformer.parity.matching.operators.known_modules import (
     KnownModules,
@@ -20,7 +21,7 @@ from jaxformer.parity.matching.pairs import Pair, PairKey, depth_of
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.segments.operators.walk import Walk
-from jaxformer.parity.tolerance import ROUNDOFF, judge, rounding, ulps
+from jaxformer.parity.tolerance import judge
 
 BINS = 40
 # The largest number of values that a histogram counts; of larger outputs it counts every n-th one.
@@ -172,67 +173,26 @@ class ModuleNodes:
         )
         return AttentionMaps(candidate, reference)
 
-    def with_rounding(
-        self,
-        contexts: Mapping[PairKey, dict[str, Any]],
-        dtype: str,
-        runs: tuple[NarrowRun, NarrowRun],
-    ) -> dict[PairKey, dict[str, Any]]:
-        """Returns the contexts with what a dtype rounds in the first outputs.
+    def outputs(self) -> Iterator[Output]:
+        """Yields what the pairs return first, as far as it is known."""
+        for key, calls in self.known.calls.items():
+            parts = [*self._parts(calls[0])] if calls else []
+            if not parts or len(parts) < len(key):
+                continue
+            first = next(iter(calls[0].entered.values()), None)
+            before = None if first is None else calls[0].right[0].entered[first]
+            yield Output(key, parts, before, self.used)
 
-        Args:
-            contexts: see ``contexts``.
-            dtype: in which both sides were run once more.
-            runs: the candidate's and the reference's.
-        """
-        return {
-            key: {**fields, **self._rounded(key, fields, dtype, runs)}
-            for key, fields in contexts.items()
-        }
-
-    def _rounded(
-        self,
-        key: PairKey,
-        fields: Mapping[str, Any],
-        dtype: str,
-        runs: tuple[NarrowRun, NarrowRun],
-    ) -> dict[str, Any]:
-        own, reference = runs
-        call = self.known.calls[key][0]
-        lows, exacts, others = [], [], []
+    def _parts(self, call: PairCall) -> Iterator[OutputPart]:
         for place, path in enumerate(call.pair.candidate):
-            made = own.returned.get(path, ())
             n, other = min(call.returned[place].items())
-            rows = [reference.returned.get(one, ()) for one in call.pair.reference]
-            if len(made) <= n or any(len(each) <= other for each in rows):
-                return {}
-            value, cut = call.own[place].returned[n], self.known.cut(call, place)
-            exact = cut(*(one.returned[other].data for one in call.right))
-            found = self.walk.matches.get(value.index)
-            if not found or exact.size != value.size or made[n].shape != value.shape:
-                return {}
-            layout = found[0].layout
-            lows.append(self.used(made[n]))
-            exacts.append(self.used(layout.apply(exact)))
-            others.append(self.used(layout.apply(cut(*(each[other] for each in rows)))))
-        low, exact, wanted = map(_joined, (lows, exacts, others))
-        rounded = rounding(low, exact)
-        found = {
-            "in_context": dataclasses.replace(
-                fields["in_context"],
-                candidate_rounding=rounded,
-                reference_rounding=rounding(wanted, exact),
-                ulps=ulps(low, exact, dtype),
-            )
-        }
-        entered = own.entered.get(call.pair.candidate[0])
-        if entered and call.entered:
-            before = call.right[0].entered[next(iter(call.entered.values()))].data
-            if entered[0].size == before.size:
-                given = self.used(entered[0].reshape(before.shape))
-                error = rounding(given, self.used(before))
-                found["condition"] = rounded / max(error, ROUNDOFF[dtype])
-        return found
+            value = call.own[place].returned[n]
+            values = [one.returned[other] for one in call.right]
+            matches, size = self.walk.matches.get(value.index), values[0].size
+            if matches and (len(call.own) > 1 or len(values) > 1 or size == value.size):
+                places = dict.fromkeys(call.pair.reference, other)
+                cut = self.known.cut(call, place)
+                yield OutputPart(path, n, values, places, cut, matches[0].layout)
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

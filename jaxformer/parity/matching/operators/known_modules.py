@@ -231,12 +231,12 @@ class KnownModules:
 
     def _share(
         self, pair: Pair, place: int, own: Sequence[OwnCall], right: Sequence[ModuleCall]
-    ) -> list[np.ndarray] | None:
+    ) -> np.ndarray | None:
         """Returns which columns of the reference's results, side by side, a module returns."""
         widths = [call.returned[0].shape[-1] for call in right]
         ends = np.cumsum(widths)
         columns = [np.arange(end - width, end) for end, width in zip(ends, widths, strict=True)]
-        shapes = [(call.returned[0].shape[-1],) for call in own]
+        shapes: list[tuple[int, ...]] = [(call.returned[0].shape[-1],) for call in own]
         try:
             return pair.unpack(columns, shapes)[place]
         except (ValueError, IndexError):

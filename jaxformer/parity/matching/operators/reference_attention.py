@@ -10,6 +10,7 @@ no key is zero in one code base, a mean in another.
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class ReferenceAttention:
             begin: see ``within``.
             end: see ``within``.
         """
-        found = None
+        found: Any = None
         for one in self.within(begin, end):
             if not (_of_first_head(one) < BLOCKED).all(-1).any():
                 continue
