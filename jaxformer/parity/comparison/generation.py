@@ -18,7 +18,8 @@ from jaxformer.parity.comparison.language_models import (
 )
 from jaxformer.parity.findings import Step
 from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
-from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording import jax_modules
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import judge
 from jaxformer.porting.api import build, import_plan
@@ -86,9 +87,9 @@ def compare_generation(
         module = torch_trace.in_float64(torch_module)
         call = torch_call or torch_trace.call_module
         with torch_trace.everything_in_float64(), torch.no_grad():
-            exact = jax_trace.in_dtype(candidate, "float64")
+            exact = jax_modules.in_dtype(candidate, "float64")
             share_tables_of_length(exact, module, call, length)
-            low = jax_trace.in_dtype(exact, "float32")
+            low = jax_modules.in_dtype(exact, "float32")
             reference_generator = ReferenceGenerator(module, call)
             candidate_generator = CandidateGenerator(exact, length)
             steps = []

@@ -43,7 +43,8 @@ from jaxformer.parity.matching.positions import (
     position_ids_from_mask,
     share_tables,
 )
-from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording import jax_modules
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.recording.operators.candidates import Candidate, as_candidate
@@ -133,7 +134,7 @@ def compare_with(
         reference,
         jax_module,
         reference.inputs if inputs is None else inputs,
-        dtype or jax_trace.dtype_of(jax_module),
+        dtype or jax_modules.dtype_of(jax_module),
         call,
     ).report(about or {})
 
@@ -160,7 +161,7 @@ class ModuleComparison:
         assert reference.plan is not None
         self.plan = reference.plan
         self.weights, self.wrong_weights = compare_weights(
-            jax_trace.parameters_of(jax_module), self.plan.tensors
+            jax_modules.parameters_of(jax_module), self.plan.tensors
         )
 
     def report(self, about: Mapping[str, Any]) -> Report:
@@ -180,7 +181,7 @@ class ModuleComparison:
             settings = compare_settings(self.module, self.plan.module) + settings
         index = Index()
         ran = reference.record({p for pair in self.pairs for p in pair.reference}, index.note)
-        candidate = jax_trace.in_dtype(self.module, None)
+        candidate = jax_modules.in_dtype(self.module, None)
         tables = share_tables(candidate, reference.module, _made_tables(reference, ran))
         if self.call is None:
             given = {
@@ -192,11 +193,16 @@ class ModuleComparison:
             self.positions = position_ids_from_mask(self.module, self.pairs, given, padding)
         release(reference.size)
         kinds, attentions = describe_modules(self.module, self.pairs)
+        raw = None
+        if any(difference.error for difference in self.weights.values()):
+            # Both sides compute with the reference's weights.
+            own = marked_candidate(candidate, self._call)
+            raw = run_candidate_in("float64", own, self.inputs, {})
         found = compare_part(
             Part(
                 ran, index, marked_candidate(candidate, self._call), self.inputs, self.pairs,
                 self.parents, self.plan.links, self.plan.tensors, self.weights, kinds, attentions,
-                reference.backward,
+                reference.backward, raw=raw,
             )
         )  # fmt: skip
         del ran, index
@@ -211,12 +217,12 @@ class ModuleComparison:
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = {
             key: judge_node(
-                node,
+                dataclasses.replace(node, order=place),
                 describe_wrong_weights(self.wrong_weights, own_parameters.get(key, ()), node.path),
             )
-            for key, node in nodes.items()
+            for place, (key, node) in enumerate(nodes.items())
         }
-        parameters = jax_trace.parameters_of(self.module)
+        parameters = jax_modules.parameters_of(self.module)
         return Report(
             "grad" if reference.backward else "forward",
             self.dtype,
@@ -235,7 +241,7 @@ class ModuleComparison:
     def _candidate_low(self) -> NarrowRun:
         """Returns what the candidate makes in the dtype under test."""
         with jax.enable_x64(False):
-            model = marked_candidate(jax_trace.in_dtype(self.module, None), self._call)
+            model = marked_candidate(jax_modules.in_dtype(self.module, None), self._call)
             return run_candidate_in(self.dtype, model, self.inputs, {})
 
     def _reference_low(self) -> NarrowRun:
@@ -279,7 +285,7 @@ def marked_candidate(module: Any, call: Caller) -> Candidate:
 def describe_modules(module: Any, pairs: Sequence[Pair]) -> tuple[dict[str, str], set[str]]:
     """Returns the classes of the modules in pairs, by path, and which of them are attentions."""
     paths = {path for pair in pairs for path in pair.candidate}
-    found = {path: jax_trace.resolve(module, path)[0] for path in paths}
+    found = {path: jax_modules.resolve(module, path)[0] for path in paths}
     attentions = {path for path, inner in found.items() if isinstance(inner, MultiHeadAttention)}
     return {path: type(inner).__name__ for path, inner in found.items()}, attentions
 

@@ -35,7 +35,7 @@ from jaxformer.parity.matching.operators.reference_attention import (
     used_rows,
 )
 from jaxformer.parity.matching.operators.values import Index
-from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order
+from jaxformer.parity.matching.pairs import Pair, PairKey, depths_of, in_call_order
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
@@ -65,6 +65,8 @@ class Part:
         kinds: the classes of the candidate's modules, by path.
         attentions: paths of the candidate's attentions.
         backward: whether gradients are compared.
+        named: inputs of the candidate by name.
+        depths: how many pairs are around each pair in the whole models, where these are a part.
         raw: what the candidate makes in the whole model, where that is not what it makes here.
         masks: what masks must allow that enter modules whose inside is not here, by path.
     """
@@ -81,6 +83,8 @@ class Part:
     kinds: Mapping[str, str]
     attentions: Collection[str]
     backward: bool
+    named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    depths: Mapping[PairKey, int] = dataclasses.field(default_factory=dict)
     raw: NarrowRun | None = None
     masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
 
@@ -125,7 +129,13 @@ class _Comparison:
         self.walk.index.add(part.reference.tape.values)
         numbers = {name: partial(_in_float64, tensor) for name, tensor in part.wanted.items()}
         self.own = JaxRun(
-            part.candidate, part.inputs, {}, self.walk.candidate, numbers, part.backward, True
+            part.candidate,
+            part.inputs,
+            part.named,
+            self.walk.candidate,
+            numbers,
+            part.backward,
+            True,
         )
         self.known = KnownModules(
             part.pairs, part.parents, self.own.marks, part.reference.calls, self.walk.matches,
@@ -160,7 +170,7 @@ class _Comparison:
         forward.settle_rest()
         results = compare_results(walk)
         maker = ModuleNodes(
-            self._in_order(), part.parents, known, part.kinds, part.reference.kinds_of_all, walk,
+            self._in_order(), part.depths or depths_of(part.pairs, part.parents), known, part.kinds, part.reference.kinds_of_all, walk,
             self.attention, self._used,
         )  # fmt: skip
         contexts = maker.contexts(forward.all, part.raw)

@@ -22,7 +22,8 @@ from jaxformer.parity.comparison.training_runs import (
 )
 from jaxformer.parity.findings import Difference, Step
 from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
-from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording import jax_modules
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import allowed_error
 from jaxformer.porting.api import build, import_plan
@@ -101,7 +102,7 @@ def compare_training(
             )
             for in_float64 in (True, False)
         )
-        exact = jax_trace.in_dtype(module, "float64")
+        exact = jax_modules.in_dtype(module, "float64")
         with torch_trace.everything_in_float64():
             share_tables_of_length(exact, reference.module, call, batch.inputs.shape[1])
         candidate = CandidateTraining(exact, config, dropout=dropout)

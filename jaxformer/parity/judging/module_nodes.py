@@ -17,7 +17,7 @@ from jaxformer.parity.matching.operators.known_modules import (
 )
 from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
-from jaxformer.parity.matching.pairs import Pair, PairKey, depth_of
+from jaxformer.parity.matching.pairs import Pair, PairKey
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.segments.operators.walk import Walk
@@ -36,7 +36,7 @@ class ModuleNodes:
 
     Attributes:
         pairs: the modules, in the order of calls.
-        parents: the pair around each pair.
+        depths: how many pairs are around each pair, in the whole models.
         known: their calls.
         kinds: the classes of the candidate's modules, by path.
         reference_kinds: the classes of the reference's modules, by path.
@@ -46,7 +46,7 @@ class ModuleNodes:
     """
 
     pairs: Sequence[Pair]
-    parents: Mapping[PairKey, PairKey | None]
+    depths: Mapping[PairKey, int]
     known: KnownModules
     kinds: Mapping[str, str]
     reference_kinds: Mapping[str, str]
@@ -90,7 +90,7 @@ class ModuleNodes:
                 pair.reference_path,
                 kind if len(pair.candidate) == 1 else f"{len(pair.candidate)} {kind}",
                 self.reference_kinds[pair.reference[0]],
-                depth_of(pair, self.parents),
+                self.depths[key],
                 order,
                 parameters={n: parameters[n] for n in pair.parameters if n in parameters},
             )
@@ -149,11 +149,10 @@ class ModuleNodes:
             wanted.append(self.used(layout.apply(one.wanted.data)))
             if raw is None and one.difference is not None and not one.difference.is_bug:
                 error = max(error, one.difference.error)
-        difference = judge(_joined(made), _joined(wanted))
-        return {
-            "in_context": dataclasses.replace(difference, error=max(difference.error, error)),
-            "histogram": _make_histogram(_joined(made), _joined(wanted)),
-        }
+        found = described(_joined(made), _joined(wanted))
+        difference = found["in_context"]
+        error = max(difference.error, error)
+        return {**found, "in_context": dataclasses.replace(difference, error=error)}
 
     def _layout(self, value: Value, wanted: Value) -> Layout | None:
         """Returns the layout from a value of the reference to one of the candidate."""
@@ -193,6 +192,11 @@ class ModuleNodes:
                 places = dict.fromkeys(call.pair.reference, other)
                 cut = self.known.cut(call, place)
                 yield OutputPart(path, n, values, places, cut, matches[0].layout)
+
+
+def described(made: np.ndarray, right: np.ndarray) -> dict[str, Any]:
+    """Returns the fields of a node on its output in the whole models, in a line on both sides."""
+    return {"in_context": judge(made, right), "histogram": _make_histogram(made, right)}
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

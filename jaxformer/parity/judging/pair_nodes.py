@@ -13,6 +13,7 @@ from jaxformer.parity.judging.context import (
 )
 from jaxformer.parity.judging.verdicts import explain, last_right_input, worst_difference
 from jaxformer.parity.matching.pairs import Pair, PairKey, depth_of
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.memory import LARGE
 from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner
@@ -88,7 +89,7 @@ class PairNodes:
         calls: Mapping[str, torch_trace.TorchCall],
         run: Callable[[Pair], PairDifferences],
     ) -> Node:
-        kind = type(jax_trace.resolve(self.module, pair.candidate[0])[0]).__name__
+        kind = type(jax_modules.resolve(self.module, pair.candidate[0])[0]).__name__
         node = Node(
             pair.path,
             pair.reference_path,

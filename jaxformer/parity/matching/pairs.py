@@ -244,12 +244,17 @@ def _parent(candidate: PairKey, single: set[str]) -> PairKey | None:
     return next(((a,) for a in around if a in single and _is_within(candidate, a)), ("",))
 
 
-def depth_of(pair: Pair, parents: Mapping[PairKey, PairKey | None]) -> int:
-    """Returns how many pairs are around a pair; see ``parents_of``."""
-    depth, parent = 0, parents[pair.candidate]
-    while parent is not None:
-        depth, parent = depth + 1, parents[parent]
-    return depth
+def depths_of(
+    pairs: Iterable[Pair], parents: Mapping[PairKey, PairKey | None]
+) -> dict[PairKey, int]:
+    """Returns how many pairs are around each pair; see ``parents_of``."""
+    found = {}
+    for pair in pairs:
+        depth, parent = 0, parents[pair.candidate]
+        while parent is not None:
+            depth, parent = depth + 1, parents[parent]
+        found[pair.candidate] = depth
+    return found
 
 
 def in_call_order(

@@ -17,7 +17,8 @@ import jaxformer.positions
 from jaxformer.parameters import join_path
 from jaxformer.parity.findings import Difference, Node
 from jaxformer.parity.matching.pairs import Pair
-from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording import jax_modules
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.porting.mapping.position_tables import PositionTable
 from jaxformer.positions import LearnedPositions, Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
@@ -310,7 +311,7 @@ def position_ids_from_mask(
     if not isinstance(module, TransformerLM):
         return {}
     for pair in pairs:
-        if isinstance(jax_trace.resolve(module, pair.candidate[0])[0], LearnedPositions):
+        if isinstance(jax_modules.resolve(module, pair.candidate[0])[0], LearnedPositions):
             positions = given.get(pair.reference[0])
             unused = None if positions is None else padding.get(positions.shape)
             if positions is not None and unused is not None:

@@ -17,6 +17,7 @@ from jaxformer.parity.matching.positions import (
     nearest_tables,
     reference_tables,
 )
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.jax_values import refill, refill_integers
 from jaxformer.parity.repro.modules import encode, run_reference
@@ -84,7 +85,7 @@ class ReproContents:
 
     def _tables_of(self, found: list[tuple[str, Tables]]) -> tuple[str, Tables]:
         """Returns of the reference's rotary tables those of the module that is shown."""
-        owner, _ = jax_trace.resolve(self.candidate, self.pair.candidate[0])
+        owner, _ = jax_modules.resolve(self.candidate, self.pair.candidate[0])
         for _, node in nnx.iter_modules(owner):
             if isinstance(node, Rotary):
                 return nearest_tables(node, found)
@@ -116,8 +117,8 @@ class ReproContents:
     def _encode_candidate_call(self, matched_call: MatchedCall, place: int) -> dict[str, Any]:
         """Encodes the call of a candidate's module, with the values of the reference."""
         path = self.pair.candidate[place]
-        owner, method = jax_trace.resolve(self.candidate, path)
-        state = jax_trace.parameters_of(owner)
+        owner, method = jax_modules.resolve(self.candidate, path)
+        state = jax_modules.parameters_of(owner)
         self._add(f"candidate/{place}/state", {n: np.asarray(value) for n, value in state.items()})
         call = matched_call.candidate[place]
         args, kwargs = refill((call.args, call.kwargs), matched_call.inputs(place))

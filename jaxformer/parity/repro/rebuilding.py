@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity.matching.pairs import Pair
-from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.repro.modules import (
     build_candidate,
     build_reference,
@@ -71,8 +71,8 @@ def candidate_recipe(module: Any, pair: Pair) -> dict[str, Any]:
     kind = type(module).__name__
     settings = json.loads(json.dumps(config.settings()))
     for path in pair.candidate:
-        original = jax_trace.resolve(module, path)[0]
-        rebuilt = jax_trace.resolve(build_candidate(kind, settings), path)[0]
+        original = jax_modules.resolve(module, path)[0]
+        rebuilt = jax_modules.resolve(build_candidate(kind, settings), path)[0]
         if architecture_of(original) != architecture_of(rebuilt):
             return {**unknown, "why": "it was changed after it was built"}
     return {"class": kind, "config": settings}

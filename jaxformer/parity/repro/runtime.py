@@ -13,6 +13,7 @@ from jaxformer.errors import CheckpointError
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.judging.weights import weight_difference
 from jaxformer.parity.matching.positions import match_alibi_slopes
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.calls import jax_isolated as isolated_run
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.text import scientific
@@ -104,7 +105,7 @@ class Repro:
         """
         candidate = self.about["candidate"]
         whole = build_candidate(candidate["class"], candidate["config"])
-        return [jax_trace.resolve(whole, call["path"])[0] for call in candidate["calls"]]
+        return [jax_modules.resolve(whole, call["path"])[0] for call in candidate["calls"]]
 
     # The scripts of format 1 call these.
     build_theirs = build_reference

@@ -15,6 +15,7 @@ from jaxformer.parity.judging.weights import find_wrong_weights
 from jaxformer.parity.matching.calls.calls import Unmatched, match_calls
 from jaxformer.parity.matching.pairs import TIED_HEAD, Pair
 from jaxformer.parity.matching.positions import match_alibi_slopes, position_ids_from_mask
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.files import write_text
 from jaxformer.parity.repro.contents import ReproContents
@@ -96,7 +97,7 @@ def write_repro(
             config=jax_module,
         )  # fmt: skip
         given = reference.inputs if jax_inputs is None else jax_inputs
-        candidate = jax_trace.in_dtype(jax_module, "float64")
+        candidate = jax_modules.in_dtype(jax_module, "float64")
         pairs = reference.pairs_with(jax_module)
         known = {
             path: call.positions
@@ -111,7 +112,7 @@ def write_repro(
         wrong = (
             {}
             if reference.plan is None
-            else find_wrong_weights(jax_trace.parameters_of(jax_module), reference.plan.tensors)
+            else find_wrong_weights(jax_modules.parameters_of(jax_module), reference.plan.tensors)
         )
         contents = ReproContents(reference, pair, calls, candidate, backward, wrong)
     made = not folder.exists()
@@ -182,7 +183,7 @@ def _write_folder(contents: ReproContents, folder: Path, message: str) -> None:
     write_text(folder / "node.json", json.dumps(about, indent=1) + "\n")
     modules = {
         "reference": contents.reference.module.get_submodule(pair.reference[0]),
-        "candidate": jax_trace.resolve(contents.candidate, pair.candidate[0])[0],
+        "candidate": jax_modules.resolve(contents.candidate, pair.candidate[0])[0],
     }
     lines = {
         side: (BUILD if recipe["class"] else FILL_IN).format(

@@ -1,30 +1,35 @@
-"""What is found of one block: its nodes, its masks, and the lines of code of its bugs."""
+"""What is found of one block, which is compared as a model of its own."""
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxformer.parity.comparison.code_lines import find_lines
-from jaxformer.parity.findings import Difference, Node, RootCause
+from jaxformer.parity.comparison.modules import describe_modules, with_table
+from jaxformer.parity.comparison.parts import Found, Part, compare_part
+from jaxformer.parity.findings import Difference, Node
+from jaxformer.parity.judging.module_rounding import with_rounding
 from jaxformer.parity.judging.pair_coverage import Called
-from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
-from jaxformer.parity.judging.verdicts import judge_node
 from jaxformer.parity.judging.weights import compare_weight, weight_difference
-from jaxformer.parity.matching.calls.masks import MaskState
-from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order
-from jaxformer.parity.recording.calls import jax_trace
-from jaxformer.parity.recording.calls.torch_trace import TorchCall, Trace
+from jaxformer.parity.matching.operators.layouts import nearest_layout
+from jaxformer.parity.matching.operators.values import Index
+from jaxformer.parity.matching.pairs import Pair
+from jaxformer.parity.recording import torch_values
+from jaxformer.parity.recording.jax_values import float_arrays, is_float
+from jaxformer.parity.recording.operators.narrow_runs import (
+    NarrowRun,
+    run_candidate_in,
+    run_reference_in,
+)
+from jaxformer.parity.recording.operators.torch_run import run_torch
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.segments.calls.reference_gradients import ReferenceGradients
-from jaxformer.parity.segments.calls.teacher_forcing import TeacherForcedRunner
-from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Tensors
+from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Given, Tensors
 from jaxformer.parity.streaming.layout import Layout, is_within
-from jaxformer.parity.streaming.reference_side import ReferencePass
+from jaxformer.parity.streaming.reference_side import ReferencePass, fresh
 from jaxformer.parity.streaming.state import State
 from jaxformer.porting.mapping.rules import Link
 from jaxformer.porting.mapping.transfer import read_view
@@ -41,9 +46,8 @@ class Sides:
         own: the candidate's arrays, by name.
         wanted: the reference's arrays, by the same names and in the same layout.
         reference: its pass in float64.
-        candidate: the model in float64.
-        calls: the candidate's, around the blocks.
-        low: the same three in the dtype under test; None if that is float64.
+        candidate: its pass in float64.
+        low: the same two in the dtype under test; None if that is float64.
         dtype: under test.
         backward: whether gradients are compared.
         tables: nodes of tables of positions.
@@ -56,23 +60,10 @@ class Sides:
     wanted: Tensors
     reference: ReferencePass
     candidate: EmptyCandidate
-    calls: Mapping[str, jax_trace.JaxCall]
-    low: tuple[ReferencePass, EmptyCandidate, Mapping[str, jax_trace.JaxCall]] | None
+    low: tuple[ReferencePass, EmptyCandidate] | None
     dtype: str
     backward: bool
     tables: Sequence[Node]
-
-    def nodes_of(self, weights: Mapping[str, Difference]) -> PairNodes:
-        """Returns what makes nodes, given the differences of their weights."""
-        modules = self.reference.modules
-        return PairNodes(self.skeleton, modules, self.layout.parents, weights, self.dtype)
-
-    def gradients_of(self, trace: Trace) -> ReferenceGradients | None:
-        """Returns the reference's gradients of recorded calls, if they are compared."""
-        reference = self.reference
-        if not self.backward:
-            return None
-        return ReferenceGradients(reference.module, reference.modules, trace, self.links)
 
     def compare_weights(
         self, pairs: Sequence[Pair]
@@ -100,41 +91,25 @@ class BlockResult:
     """What was found of one block.
 
     Attributes:
-        nodes: not judged yet, in the order of calls.
+        found: of its pairs of modules.
         looks: what its wrong weights look like, by name.
-        masks: the reference's, of each call of the block.
-        count: how many calls of the reference are inside it.
-        causes: the lines of code of its bugs.
-        remarks: what else is to be said of it.
-        called: which modules in it were called.
     """
 
-    nodes: dict[PairKey, Node]
+    found: Found
     looks: dict[str, str]
-    masks: list[Mapping[str, MaskState]]
-    count: int
-    causes: tuple[RootCause, ...] = ()
-    remarks: tuple[str, ...] = ()
-    called: Called = dataclasses.field(default_factory=Called)
 
     def save(self, state: State, name: str) -> None:
         """Keeps what was found."""
-        arrays: list[np.ndarray] = []
-
-        def place(array: np.ndarray) -> int:
-            arrays.append(np.ascontiguousarray(array))
-            return len(arrays) - 1
-
+        found = self.found
         notes = {
-            "report": Report("", "", tuple(self.nodes.values()), causes=self.causes).to_json(),
-            "keys": list(self.nodes),
+            "report": Report("", "", tuple(found.nodes.values()), causes=found.causes).to_json(),
+            "keys": list(found.nodes),
             "looks": self.looks,
-            "masks": [{name: place(a) for name, a in states.items()} for states in self.masks],
-            "count": self.count,
-            "remarks": self.remarks,
-            "called": [sorted(self.called.reference), sorted(self.called.candidate)],
+            "masks": list(found.masks),
+            "remarks": found.remarks,
+            "called": [sorted(found.called.reference), sorted(found.called.candidate)],
         }
-        state.save(name, arrays, notes)
+        state.save(name, [np.ascontiguousarray(mask) for mask in found.masks.values()], notes)
 
     @classmethod
     def load(cls, state: State, name: str) -> "BlockResult | None":
@@ -144,20 +119,14 @@ class BlockResult:
             return None
         arrays, notes = known
         report = Report.from_dict(json.loads(notes["report"]))
-        return cls(
+        found = Found(
             dict(zip(map(tuple, notes["keys"]), report.nodes, strict=True)),
-            notes["looks"],
-            [{name: arrays[n] for name, n in states.items()} for states in notes["masks"]],
-            notes["count"],
             report.causes,
             tuple(notes["remarks"]),
             Called(*notes["called"]),
+            dict(zip(notes["masks"], arrays, strict=True)),
         )
-
-
-def orders_of(calls: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the place of the first call of each module, by path."""
-    return {path: call.order for path, call in calls.items()}
+        return cls(found, notes["looks"])
 
 
 def compare_block(sides: Sides, path: str) -> BlockResult:
@@ -170,36 +139,108 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
     pairs = sides.layout.pairs_of(path)
     unit = sides.layout.units[path].reference[0]
     weights, looks = sides.compare_weights(pairs)
-    low_calls: dict[str, jax_trace.JaxCall] = {}
-    reference_low: dict[str, TorchCall] = {}
-    if sides.low is not None:
-        reference, candidate, calls = sides.low
-        reference_low = reference.run_unit(unit).calls
-        with jax.enable_x64(False), candidate.loaded(path, sides.own, sides.dtype):
-            low_calls = candidate.run_unit(path, calls[path], sides.dtype)
-    trace = sides.reference.run_unit(unit)
-    count = sum(len(call.all) for call in trace.calls.values()) - 1
-    parents = sides.layout.inner_parents(pairs)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sides.candidate.loaded(path, sides.own, "float64"))
-        inner = sides.candidate.run_unit(path, sides.calls[path], "float64")
-        if any(difference.error for difference in weights.values()):
-            stack.close()
-            stack.enter_context(sides.candidate.loaded(path, sides.wanted, "float64"))
-        stack.enter_context(sides.reference.loaded(unit))
-        runner = TeacherForcedRunner(
-            sides.candidate.module, inner, trace, pairs, parents, sides.gradients_of(trace)
+    raw = _run_candidate(sides.candidate, path, sides.own, "float64")
+    args, kwargs = fresh(sides.reference.given[unit])
+    given = in_host_memory(sides.candidate.given[path])
+    given = on_reference_inputs(given, torch_values.floats([list(args), dict(kwargs)]))
+    index = Index()
+    with sides.reference.loaded(unit, as_stored=True) as model:
+        reference = run_torch(
+            model, args, kwargs, sides.backward, (), None, index.note, sides.layout.recorded
         )
-        tables = [table for table in sides.tables if is_within(table.path, path)]
-        maker = sides.nodes_of(weights)
-        contexts = maker.contexts(runner, lambda: low_calls, lambda: reference_low)
-        ordered = in_call_order(pairs, parents, *map(orders_of, (inner, trace.calls)))
-        nodes = in_context(maker.compare(runner, ordered, trace, tables), contexts)
-        judged = {key: judge_node(node) for key, node in nodes.items()}
-        lines = find_lines(sides.reference, runner, pairs, judged)
-    masks: list[Mapping[str, MaskState]] = [*runner.masks.get((path,), [])]
-    remarks = [*lines.remarks]
-    if runner.gradients is not None:
-        remarks += runner.gradients.remarks()
-    called = Called(trace.called, inner.keys())
-    return BlockResult(nodes, looks, masks, count, lines.causes, tuple(remarks), called)
+        kinds, attentions = describe_modules(sides.skeleton, pairs)
+        found = compare_part(
+            Part(
+                reference, index, sides.candidate.unit(path), list(given.args), pairs,
+                sides.layout.inner_parents(pairs), sides.links,
+                {name: t for name, t in sides.wanted.items() if is_within(name, path)},
+                weights, kinds, attentions, sides.backward, named=given.kwargs,
+                depths=sides.layout.depths, raw=raw,
+            )
+        )  # fmt: skip
+    del reference, index
+    if sides.low is not None:
+        low_reference, low_candidate = sides.low
+        nodes = with_rounding(
+            found.nodes, found.outputs, sides.dtype,
+            partial(_run_candidate, low_candidate, path, sides.own, sides.dtype),
+            partial(_run_reference, low_reference, unit, sides.dtype),
+        )  # fmt: skip
+        found = dataclasses.replace(found, nodes=nodes)
+    nodes = found.nodes
+    for table in sides.tables:
+        if is_within(table.path, path):
+            nodes = with_table(nodes, table)
+    return BlockResult(dataclasses.replace(found, nodes=nodes, outputs=()), looks)
+
+
+def _run_candidate(candidate: EmptyCandidate, path: str, own: Tensors, dtype: str) -> NarrowRun:
+    """Runs a block on what the candidate itself gave it."""
+    given = in_host_memory(candidate.given[path])
+    with jax.enable_x64(dtype == "float64"), candidate.loaded(path, own, dtype):
+        return run_candidate_in(dtype, candidate.unit(path), given.args, given.kwargs)
+
+
+def _run_reference(reference: ReferencePass, unit: str, dtype: str) -> NarrowRun:
+    """Runs a block of the reference in another dtype than float64."""
+    args, kwargs = fresh(reference.given[unit])
+    with reference.loaded(unit) as model:
+        return run_reference_in(dtype, model, args, kwargs)
+
+
+def in_host_memory(given: Given) -> Given:
+    """Returns arguments with arrays of numpy."""
+
+    def on_host(leaf: Any) -> Any:
+        return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+    return Given(*jax.tree.map(on_host, (given.args, given.kwargs)))
+
+
+def aligned(given: Given, tensors: Sequence[Any]) -> list[tuple[int, int]]:
+    """Returns which floats that a module of the candidate was given are which of the reference's.
+
+    Of several of one size the nearest counts.
+
+    Args:
+        given: the candidate's arguments, in host memory.
+        tensors: the floats that the reference's module was given.
+
+    Returns:
+        places among the floats of both sides.
+    """
+    arrays = {n: torch_values.array(t).astype(np.float64) for n, t in enumerate(tensors)}
+    pairs = []
+    for place, leaf in enumerate(float_arrays((given.args, given.kwargs))):
+        found = [
+            (near[1], n)
+            for n, array in arrays.items()
+            if array.size == leaf.size
+            if (near := nearest_layout(array, leaf.astype(np.float64))) is not None
+        ]
+        if found:
+            pairs.append((place, min(found)[1]))
+            del arrays[pairs[-1][1]]
+    return pairs
+
+
+def on_reference_inputs(given: Given, tensors: Sequence[Any]) -> Given:
+    """Returns what a module of the candidate was given, with the reference's numbers.
+
+    Args:
+        given: its own arguments, in host memory.
+        tensors: the floats that the reference's module was given.
+    """
+    leaves, structure = jax.tree.flatten((given.args, given.kwargs))
+    floats = [n for n, leaf in enumerate(leaves) if is_float(leaf)]
+    for place, n in aligned(given, tensors):
+        leaves[floats[place]] = laid_as(torch_values.array(tensors[n]), leaves[floats[place]])
+    args, kwargs = jax.tree.unflatten(structure, leaves)
+    return Given(args, kwargs)
+
+
+def laid_as(right: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Returns an array of the reference in the layout of the candidate's, in float64."""
+    right, own = right.astype(np.float64), own.astype(np.float64)
+    near = nearest_layout(right, own) if right.shape != own.shape else None
+    return right if near is None else near[0].apply(right)

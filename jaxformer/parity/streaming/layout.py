@@ -17,11 +17,13 @@ from jaxformer.parity.matching.pairs import (
     TIED_HEAD,
     Pair,
     PairKey,
+    depths_of,
     pair_modules,
     parents_of,
 )
 from jaxformer.parity.matching.positions import computes_tables
-from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording import jax_modules
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.packings import ONE_TO_ONE
 from jaxformer.porting.mapping.plans import Plan
@@ -58,6 +60,11 @@ class Layout:
     lookups: Mapping[str, Pair]
     heads: Mapping[str, Pair]
     recorded: frozenset[str]
+
+    @functools.cached_property
+    def depths(self) -> dict[PairKey, int]:
+        """How many pairs are around each pair."""
+        return depths_of(self.pairs, self.parents)
 
     @functools.cached_property
     def unit_references(self) -> dict[str, str]:
@@ -143,7 +150,7 @@ def _find_wide(
     lookups: dict[str, Pair] = {}
     heads: dict[str, Pair] = {}
     for path, pair in pairs.items():
-        owner, method = jax_trace.resolve(candidate, path) if path else (None, "")
+        owner, method = jax_modules.resolve(candidate, path) if path else (None, "")
         if not isinstance(owner, Embedding | Linear) or pair.packing is not ONE_TO_ONE:
             continue
         name = path.removesuffix(".attend")
@@ -170,4 +177,4 @@ def _around(candidate: Any, path: str) -> Iterator[Any]:
     """Yields the modules around a path."""
     parts = path.split(".")
     for n in range(1, len(parts)):
-        yield jax_trace.resolve(candidate, ".".join(parts[:n]))[0]
+        yield jax_modules.resolve(candidate, ".".join(parts[:n]))[0]

@@ -1,19 +1,17 @@
 """Passes of the reference, whose weights are read from its files block by block."""
 
 import contextlib
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.matching.positions import Made, computes_tables
 from jaxformer.parity.recording import torch_values
-from jaxformer.parity.recording.calls import torch_trace
-from jaxformer.parity.recording.calls.padding import find_padding
-from jaxformer.parity.recording.calls.torch_recorder import CallRecorder
 from jaxformer.parity.recording.memory import release
-from jaxformer.parity.recording.reference_modules import owner_of
+from jaxformer.parity.recording.reference_modules import modules_of
 from jaxformer.parity.sources.checkpoints import as_tensor
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
@@ -30,10 +28,14 @@ class ReferencePass:
         rows: the token ids that are read, ascending.
         dtype: to run in.
         state: keeps what the blocks return.
+        progress: called after each block.
 
     Attributes:
-        arguments: what each block was called with.
-        trace: the calls around the blocks.
+        module: the model, with what is around the blocks in the dtype of the pass.
+        given: what each block and each large head was called with, by path: positional and named
+            arguments.
+        made: what each of them returned, by path.
+        tables: what modules returned that compute tables of positions, by path.
     """
 
     def __init__(
@@ -51,13 +53,14 @@ class ReferencePass:
         self.tensors = empty.tensors
         is_wide = dtype == "float64"
         self.module = (
-            torch_trace.in_float64(empty.module)
+            torch_values.in_float64(empty.module)
             if is_wide
-            else torch_trace.in_narrow(empty.module, dtype)
+            else torch_values.in_narrow(empty.module, dtype)
         )
-        self.modules = torch_trace.modules_of(self.module)
-        self.arguments: dict[str, tuple[Any, Any]] = {}
-        self.trace = torch_trace.Trace({}, [])
+        self.modules = modules_of(self.module)
+        self.given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.made: dict[str, Any] = {}
+        self.tables: dict[str, Made] = {}
         self._shapes = {id(p): p for p in self.module.parameters()}
         # Every parameter's places: several where it is tied.
         self._places: dict[int, list[tuple[str, Any, str]]] = defaultdict(list)
@@ -75,9 +78,10 @@ class ReferencePass:
         for key in self._places:
             paths = [path for path, _, _ in self._places[key]]
             if self._unit_of(paths[0]) is None and not {*wide, *lookups}.intersection(paths):
-                self._set(key, self._read(self._name(key)))
+                self._set(key, self.to_tensor(self._read(self._name(key))))
         for path in lookups:
-            _compact(self.modules[path], self._read(f"{path}.weight"), rows, self._tensor)
+            table = self._read(f"{path}.weight")
+            _compact(self.modules[path], table, rows, self.to_parameter)
         for pair in self.layout.heads.values():
             path = pair.reference[0]
             read = self.read_head(path.removesuffix(".attend"))
@@ -97,16 +101,16 @@ class ReferencePass:
 
     def to_tensor(self, array: np.ndarray) -> Any:
         """Returns an array as a tensor of the dtype of the pass."""
-        dtype = getattr(torch_trace.require_torch(), self.dtype)
+        dtype = getattr(torch_values.require_torch(), self.dtype)
         return as_tensor(np.ascontiguousarray(array)).to(dtype)
 
-    def _tensor(self, array: np.ndarray) -> Any:
-        torch = torch_trace.require_torch()
-        return torch.nn.Parameter(self.to_tensor(array), requires_grad=False)
+    def to_parameter(self, array: np.ndarray) -> Any:
+        """Returns an array as a parameter of the dtype of the pass."""
+        return _parameter(self.to_tensor(array))
 
-    def _set(self, key: int, array: np.ndarray | None) -> None:
-        """Puts an array in place of a parameter, or its shape again."""
-        parameter = self._shapes[key] if array is None else self._tensor(array)
+    def _set(self, key: int, tensor: Any) -> None:
+        """Puts a tensor in place of a parameter, or its shape again."""
+        parameter = self._shapes[key] if tensor is None else _parameter(tensor)
         for _, module, leaf in self._places[key]:
             module._parameters[leaf] = parameter
 
@@ -115,13 +119,22 @@ class ReferencePass:
         return next((unit for unit in units if is_within(path, unit)), None)
 
     @contextlib.contextmanager
-    def _loaded(self, unit: str) -> Iterator[None]:
-        """Holds the weights of a block inside the ``with`` block."""
+    def loaded(self, unit: str, *, as_stored: bool = False) -> Iterator[Any]:
+        """Holds the weights of a block inside the ``with`` block.
+
+        Args:
+            unit: its path.
+            as_stored: whether in the dtype of the file.
+
+        Yields:
+            A model that has the block at its path, and no other; it calls the block.
+        """
         keys = [k for k, places in self._places.items() if is_within(places[0][0], unit)]
         for key in keys:
-            self._set(key, self._read(self._name(key)))
+            array = self._read(self._name(key))
+            self._set(key, as_tensor(array) if as_stored else self.to_tensor(array))
         try:
-            yield
+            yield holder(self.modules[unit], unit)
         finally:
             for key in keys:
                 self._set(key, None)
@@ -130,51 +143,41 @@ class ReferencePass:
     @contextlib.contextmanager
     def _exact(self) -> Iterator[None]:
         exact = self.dtype == "float64"
-        wide = torch_trace.everything_in_float64() if exact else contextlib.nullcontext()
-        with wide, torch_trace.without_fast_path():
+        wide = torch_values.everything_in_float64() if exact else contextlib.nullcontext()
+        with wide, torch_values.without_fast_path():
             yield
 
     def run(self, inputs: Sequence[np.ndarray], call: Callable[[Any, Any], Any]) -> None:
-        """Runs the model, and keeps what is around the blocks."""
-        torch = torch_trace.require_torch()
-        kept = {
-            path: module
-            for path, module in self.modules.items()
-            if owner_of(path, module) in self.layout.recorded
-            and (self._unit_of(path) in (None, path))
-        }
-        recorder = CallRecorder(copying=True)
-        originals = {unit: self.modules[unit].forward for unit in self.layout.unit_references}
-        for unit, original in originals.items():
-            self.modules[unit].forward = functools.partial(self._answer, unit, original)
+        """Runs the model, and keeps what blocks and large heads were given, and what they made."""
+        torch = torch_values.require_torch()
         tensors = [torch_values.tensor(x) for x in torch_values.in_dtype(inputs, self.dtype)]
-        attends = bool(self.layout.others) and self.dtype == "float64"
-        try:
-            with (
-                self._exact(),
-                recorder.recording(kept, self.modules),
-                recorder.recording_attention() if attends else contextlib.nullcontext(),
-                torch.no_grad(),
-            ):
-                results = torch_values.floats(call(self.module, tensors))
-        finally:
-            for unit in originals:
-                del self.modules[unit].forward
-        self.trace.calls.update(recorder.calls)
-        self.trace.padding = find_padding(recorder.calls.values())
-        self.trace.called.update(recorder.called)
-        self.trace.outputs.extend(torch_values.view(value) for value in results)
+        with contextlib.ExitStack() as stack:
+            for path, module in self.modules.items():
+                if computes_tables(module) and self._unit_of(path) is None:
+                    keep = partial(self._keep_table, path)
+                    stack.callback(module.register_forward_hook(keep).remove)
+            stack.enter_context(self._exact())
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(answering(self.module, self.layout, self._answer))
+            call(self.module, tensors)
 
-    def _answer(self, unit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Returns what a block returns."""
-        path = self.layout.unit_references[unit]
-        if unit in self.arguments:
-            raise CannotStreamError(f"the reference calls {unit} more than once")
-        self.arguments[unit] = (args, kwargs)
-        name = f"{path}.reference-{self.dtype}"
+    def _keep_table(self, path: str, module: Any, args: Any, output: Any) -> None:
+        arrays = [torch_values.array(tensor) for tensor in torch_values.floats(output)]
+        before = self.tables.get(path, Made(len(self.tables), []))
+        self.tables[path] = Made(before.order, [*before.calls, arrays])
+
+    def _answer(self, path: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Returns what a block or a head returns, after it was made or found."""
+        if path in self.given:
+            raise CannotStreamError(f"the reference calls {path} more than once")
+        self.given[path] = args, kwargs
+        if path not in self.layout.unit_references:
+            self.made[path] = original(*args, **kwargs)
+            return self.made[path]
+        name = f"{self.layout.unit_references[path]}.reference-{self.dtype}"
         known = self.state.load(name) if self.state else None
         if known is None:
-            with self._loaded(unit):
+            with self.loaded(path):
                 output = original(*args, **kwargs)
             if self.state:
                 arrays: list[np.ndarray] = []
@@ -182,57 +185,124 @@ class ReferencePass:
                 self.state.save(name, arrays, notes)
         else:
             output = _unflatten(known[1], known[0])
+        self.made[path] = output
         self.progress()
         return output
 
-    def run_unit(self, unit: str) -> torch_trace.Trace:
-        """Runs a block again, with every call in it recorded."""
-        args, kwargs = self.arguments[unit]
-        with self._loaded(unit), self._exact():
-            return torch_trace.run(
-                self.module, [],
-                call=lambda module, inputs: module.get_submodule(unit)(*args, **kwargs),
-                keep=lambda path: is_within(path, unit) and path in self.layout.recorded,
-                weights=self.dtype == "float64",
-            )  # fmt: skip
 
-    @contextlib.contextmanager
-    def loaded(self, unit: str) -> Iterator[None]:
-        """Holds a block with its weights inside the ``with`` block, to be run by itself."""
-        with self._loaded(unit), self._exact():
-            yield
+def _parameter(tensor: Any) -> Any:
+    return torch_values.require_torch().nn.Parameter(tensor, requires_grad=False)
+
+
+def holder(module: Any, path: str) -> Any:
+    """Returns a model that has a module at its path, and calls it, or a method of it."""
+    torch = torch_values.require_torch()
+
+    class Holder(torch.nn.Module):  # type: ignore[name-defined]
+        """Holds one module of a model."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            """Calls the module."""
+            owner = self.get_submodule(path.removesuffix(".attend"))
+            call = owner.attend if path.endswith(".attend") else owner
+            return call(*args, **kwargs)
+
+    made = around = Holder()
+    *outer, last = path.removesuffix(".attend").split(".")
+    for name in outer:
+        inner = torch.nn.Module()
+        around.add_module(name, inner)
+        around = inner
+    around.add_module(last, module)
+    return made
+
+
+@contextlib.contextmanager
+def answering(module: Any, layout: Layout, answer: Callable[..., Any]) -> Iterator[None]:
+    """Calls a function in place of blocks and large heads inside the ``with`` block.
+
+    Args:
+        module: the model.
+        layout: its parts.
+        answer: takes the path, the original function, and the arguments.
+    """
+    modules = modules_of(module)
+    heads = [pair.reference[0] for pair in layout.heads.values()]
+    replaced: list[tuple[Any, str, Any]] = []
+    for path in [*layout.unit_references, *heads]:
+        name = "attend" if path.endswith(".attend") else "forward"
+        inner = modules[path]
+        original = getattr(inner, name)
+        replaced.append((inner, name, vars(inner).get(name)))
+        vars(inner)[name] = _bound(answer, path, original)
+    try:
+        yield
+    finally:
+        for inner, name, before in replaced:
+            if before is None:
+                del vars(inner)[name]
+            else:
+                vars(inner)[name] = before
+
+
+def _bound(answer: Callable[..., Any], path: str, original: Callable[..., Any]) -> Any:
+    return lambda *args, **kwargs: answer(path, original, *args, **kwargs)
+
+
+def fresh(value: Any) -> Any:
+    """Returns a nested argument with tensors of their own, of which one stays one."""
+    known: dict[int, Any] = {}
+
+    def one(tensor: Any) -> Any:
+        if not hasattr(tensor, "untyped_storage"):
+            return tensor
+        return known.setdefault(id(tensor), tensor.detach().clone())
+
+    return torch_values.map_nested(one, value)
 
 
 def _compact(
     module: Any, table: np.ndarray, rows: np.ndarray, parameter: Callable[[np.ndarray], Any]
 ) -> None:
     """Makes an embedding hold only some of its rows; it is called with the same ids."""
-    torch = torch_trace.require_torch()
+    torch = torch_values.require_torch()
     rows = rows[rows < len(table)]
     module._parameters["weight"] = parameter(table[rows])
     if module.padding_idx is not None:
         place = int(np.searchsorted(rows, module.padding_idx))
         is_there = place < len(rows) and rows[place] == module.padding_idx
         module.padding_idx = place if is_there else None
-    known, original = torch.from_numpy(rows), module.forward
-    module.forward = lambda ids, *more: original(torch.searchsorted(known, ids), *more)
+    known, original = torch.from_numpy(rows), type(module).forward
+    module.forward = _OfRows(known, original, module)
 
 
-def map_floats(function: Callable[[Any], Any], value: Any) -> Any:
-    """Returns a nested value with its float tensors replaced."""
+class _OfRows:
+    """The lookup of an embedding that holds only some rows. A copy of the embedding has its own."""
+
+    def __init__(self, rows: Any, original: Callable[..., Any], module: Any):
+        self._rows, self._original, self._module = rows, original, module
+
+    def __call__(self, ids: Any, *more: Any) -> Any:
+        """Returns the rows of ids."""
+        places = torch_values.require_torch().searchsorted(self._rows, ids)
+        return self._original(self._module, places, *more)
+
+
+def replace_floats(value: Any, tensors: Iterator[Any]) -> Any:
+    """Returns a nested value with its float tensors replaced, in order."""
     if torch_values.is_float(value):
-        return function(value)
+        return next(tensors)
     if type(value) in (tuple, list):
-        return type(value)(map_floats(function, inner) for inner in value)
+        return type(value)(replace_floats(inner, tensors) for inner in value)
     if type(value) is dict:
-        return {name: map_floats(function, inner) for name, inner in value.items()}
+        return {name: replace_floats(inner, tensors) for name, inner in value.items()}
     return value
 
 
 def _flatten(value: Any, arrays: list[np.ndarray]) -> Any:
     """Returns the structure of what a block returned, as JSON has it."""
     if torch_values.is_float(value):
-        arrays.append(torch_trace.as_numpy(value))
+        arrays.append(torch_values.as_numpy(value))
         return len(arrays) - 1
     if type(value) in (tuple, list):
         return [_flatten(inner, arrays) for inner in value]

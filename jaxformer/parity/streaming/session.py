@@ -8,7 +8,9 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
+from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.query_blocks import large_query_blocks
+from jaxformer.parity.comparison.parts import Found
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.findings import Node
 from jaxformer.parity.judging.pair_coverage import (
@@ -17,25 +19,21 @@ from jaxformer.parity.judging.pair_coverage import (
     linked_parameters,
     measure_pair_coverage,
 )
-from jaxformer.parity.judging.pair_nodes import in_context
-from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
+from jaxformer.parity.judging.verdicts import judge_node
 from jaxformer.parity.judging.weights import (
     describe_places,
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.pairs import Pair, PairKey, in_call_order
-from jaxformer.parity.matching.positions import made_in, match_alibi_slopes, share_tables
-from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.matching.pairs import PairKey
+from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.segments.calls.products import compare_product
-from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.sources.checkpoints import Source
-from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block, orders_of
+from jaxformer.parity.streaming.around import Around
+from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import Layout
-from jaxformer.parity.streaming.products import arrays_of
 from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
 
@@ -89,7 +87,11 @@ class StreamedComparison:
 
     def report(self) -> Report:
         """Runs both sides and returns what was found."""
-        with match_alibi_slopes(self.empty.module), large_query_blocks():
+        with (
+            match_alibi_slopes(self.empty.module),
+            large_query_blocks(),
+            attention_kernel("plain"),
+        ):
             return self._report()
 
     def _report(self) -> Report:
@@ -98,45 +100,43 @@ class StreamedComparison:
         settings = compare_settings(plans[1].module, plans[0].module) + settings
         sides = self._run_forward()
         results = self._compare_blocks(sides)
-        outer, looks, said = self._compare_outside(sides, results)
+        around = Around(sides, self.inputs, self.calls, {p: r.found for p, r in results.items()})
+        outer, looks = around.compare()
+        heads = {}
+        for path in self.layout.heads:
+            heads[path], more = around.compare_head(path)
+            looks |= more
         for result in results.values():
             looks |= result.looks
         wrong = describe_places(looks, sides.own, sides.wanted)
         parameters = {pair.candidate: pair.parameters for pair in self.layout.pairs}
-        ordered = self._in_order(sides, results, outer)
-        judged = [
-            judge_node(
-                node, describe_wrong_weights(wrong, parameters.get(key, ()), node.path)
+        ordered = self._in_order(outer.nodes, results, heads)
+        judged = {
+            key: judge_node(
+                dataclasses.replace(node, order=place),
+                describe_wrong_weights(wrong, parameters.get(key, ()), node.path),
             )
-            for key, node in ordered.items()
-        ]  # fmt: skip
-        around = [
-            node.path or "the model"
-            for key, node in zip(ordered, judged, strict=True)
-            if key in outer and node.is_root_cause and arithmetic_stage(node)
-        ]
-        if around:
-            said.append(
-                f"no lines of code of {', '.join(around)}: only blocks are compared operator by "
-                "operator where models are read block by block"
-            )
-        said += [remark for result in results.values() for remark in result.remarks]
-        remarks = [*said, *find_swapped_layers(wrong)]
-        called = Called(sides.reference.trace.called, sides.calls)
-        for result in results.values():
-            called |= result.called
+            for place, (key, node) in enumerate(ordered.items())
+        }
+        parts = [outer, *(result.found for result in results.values()), *heads.values()]
+        called = Called()
+        for part in parts:
+            called |= part.called
         self._advance()
         return Report(
             "grad" if self.backward else "forward",
             self.dtype,
-            tuple(name_causes(judged, settings)),
+            tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
-            remarks=tuple(remarks),
-            causes=tuple(cause for result in results.values() for cause in result.causes),
+            remarks=(
+                *(remark for part in parts for remark in part.remarks),
+                *find_swapped_layers(wrong),
+            ),
+            causes=tuple(cause for part in parts for cause in part.causes),
             incomplete=tuple(find_unreached(self.layout.pairs, called, sides.own, plans[1].module)),
             coverage=measure_pair_coverage(
                 self.layout.pairs,
-                dict(zip(ordered, judged, strict=True)),
+                judged,
                 called,
                 sides.own,
                 (sum(map(len, parameters.values())),) * 2,
@@ -146,7 +146,7 @@ class StreamedComparison:
         )
 
     def _run_forward(self) -> Sides:
-        """Runs both models forward, and keeps what is around the blocks."""
+        """Runs both models forward; what blocks were given is kept."""
         rows = np.unique(np.concatenate([x.reshape(-1) for x in self.inputs]))
         plans = [source.plan for source in self.sources]
         skeleton, own = plans[1].module, plans[1].tensors
@@ -158,37 +158,36 @@ class StreamedComparison:
             made.run(self.inputs, self.calls[0])
             return made
 
-        def run_candidate(candidate: EmptyCandidate, dtype: str) -> Mapping[str, jax_trace.JaxCall]:
-            return candidate.run(
+        def run_candidate(candidate: EmptyCandidate, dtype: str) -> EmptyCandidate:
+            candidate.run(
                 self.inputs, self.calls[1], own, dtype, state=self.state, progress=self._advance
             )
+            return candidate
 
         reference = run_reference("float64")
         candidate = EmptyCandidate(skeleton, self.layout, rows)
-        tables = share_tables(candidate.module, reference.module, made_in(reference.trace))
-        calls = run_candidate(candidate, "float64")
+        tables = share_tables(candidate.module, reference.module, reference.tables)
+        run_candidate(candidate, "float64")
         low = None
         if self.dtype != "float64":
             reference_low = run_reference(self.dtype)
             with jax.enable_x64(False):
                 candidate_low = EmptyCandidate(skeleton, self.layout, rows)
-                low = reference_low, candidate_low, run_candidate(candidate_low, self.dtype)
+                low = reference_low, run_candidate(candidate_low, self.dtype)
         return Sides(
             self.layout, plans[0].links, skeleton, own, plans[0].tensors, reference, candidate,
-            calls, low, self.dtype, self.backward, tables,
+            low, self.dtype, self.backward, tables,
         )  # fmt: skip
 
     def _compare_blocks(self, sides: Sides) -> dict[str, BlockResult]:
         """Compares the blocks, from the last one to the first."""
-        calls = sides.reference.trace.calls
-        called = [path for unit, path in self.layout.unit_references.items() if unit in calls]
-        uncalled = sorted(set(self.layout.units) - set(called))
+        called = [*sides.reference.given]
+        paths = [self.layout.unit_references[u] for u in called if u in self.layout.unit_references]
+        uncalled = sorted(set(self.layout.units) - set(paths))
         if uncalled:
             raise UsageError(f"the reference does not call {', '.join(uncalled)}")
         results = {}
-        for path in sorted(
-            called, key=lambda path: -calls[self.layout.units[path].reference[0]].order
-        ):
+        for path in reversed(paths):
             name = f"{path}.found"
             result = BlockResult.load(self.state, name) if self.state else None
             if result is None:
@@ -199,92 +198,19 @@ class StreamedComparison:
             self._advance()
         return results
 
-    def _compare_outside(
-        self, sides: Sides, results: Mapping[str, BlockResult]
-    ) -> tuple[dict[PairKey, Node], dict[str, str], list[str]]:
-        """Compares what is around the blocks, which return what the reference's returned."""
-        trace = sides.reference.trace
-        pairs = self.layout.outer_pairs()
-        judged = [pair for pair in pairs if pair.path not in self.layout.units]
-        weights, looks = sides.compare_weights(judged)
-        sides.candidate.load_around(sides.wanted, "float64")
-        runner = TeacherForcedRunner(
-            sides.candidate.module, sides.calls, trace, pairs, self.layout.inner_parents(pairs),
-            sides.gradients_of(trace),
-        )  # fmt: skip
-        runner.masks |= {(path,): [dict(m) for m in r.masks] for path, r in results.items()}
-        whole = ("",)
-        if whole in runner.unmatched:
-            raise UsageError(f"the models cannot be compared: {runner.unmatched[whole].message}")
-
-        def run(pair: Pair) -> PairDifferences:
-            if pair.candidate[0] not in self.layout.heads:
-                return runner.run(pair)
-            reference = sides.reference
-            path = pair.reference[0]
-            arrays = arrays_of(pair.candidate[0].removesuffix(".attend"), sides.wanted)
-            return compare_product(
-                pair, runner, arrays, reference.modules[path],
-                reference.read_head(path.removesuffix(".attend")), reference.to_tensor,
-            )  # fmt: skip
-
-        maker = sides.nodes_of(weights)
-        tables = [table for table in sides.tables if not self.layout.is_inner(table.path)]
-        ordered = in_call_order(
-            judged, self.layout.parents, *map(orders_of, (sides.calls, trace.calls))
-        )
-        low = sides.low
-        contexts = maker.contexts(
-            runner,
-            lambda: {} if low is None else low[2],
-            lambda: {} if low is None else low[0].trace.calls,
-        )
-        nodes = in_context(maker.compare(runner, ordered, trace, tables, run=run), contexts)
-        remarks = [*runner.gradients.remarks()] if runner.gradients is not None else []
-        return nodes, looks, remarks
-
     def _in_order(
         self,
-        sides: Sides,
-        results: Mapping[str, BlockResult],
         outer: Mapping[PairKey, Node],
+        results: Mapping[str, BlockResult],
+        heads: Mapping[str, Found],
     ) -> dict[PairKey, Node]:
         """Returns all nodes in the order of calls, as if the models had run whole."""
-        calls = sides.reference.trace.calls
-        counts = {
-            calls[self.layout.units[path].reference[0]].order: result.count
-            for path, result in results.items()
-        }
-
-        def place(order: int) -> int:
-            return order + sum(count for start, count in counts.items() if start < order)
-
-        tables = {table.path for table in sides.tables}
-        pairs = self.layout.outer_pairs()
         nodes: dict[PairKey, Node] = {}
-        rest = dict(outer)
-        for pair in in_call_order(
-            pairs, self.layout.parents, *map(orders_of, (sides.calls, calls))
-        ):
-            if pair.path in results:
-                start = place(calls[pair.reference[0]].order)
-                for key, node in results[pair.path].nodes.items():
-                    order = place(node.order) if node.path in tables else start + node.order
-                    nodes[key] = dataclasses.replace(node, order=order)
-            elif pair.candidate in rest:
-                # Tables of positions follow the module that uses them.
-                for key in _with_tables(pair.candidate, rest, tables):
-                    node = rest.pop(key)
-                    nodes[key] = dataclasses.replace(node, order=place(node.order))
+        for key, node in outer.items():
+            if node.path in results:
+                nodes |= results[node.path].found.nodes
+            elif node.path in heads:
+                nodes |= heads[node.path].nodes
+            else:
+                nodes[key] = node
         return nodes
-
-
-def _with_tables(first: PairKey, nodes: Mapping[PairKey, Node], tables: set[str]) -> list[PairKey]:
-    """Returns a key, and those of the tables that come right after it."""
-    keys = list(nodes)
-    found = [first]
-    for key in keys[keys.index(first) + 1 :]:
-        if nodes[key].path not in tables:
-            break
-        found.append(key)
-    return found

@@ -18,6 +18,7 @@ from jaxformer.masks import expand_mask
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall
 from jaxformer.parity.matching.pairs import PairKey
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.calls.attention import RecordedWeights
 from jaxformer.parity.recording.calls.torch_recorder import BLOCKED
@@ -50,7 +51,7 @@ def reference_masks(
     masks: Masks = {}
     blocks = []
     for key, matched in matched_calls.items():
-        owner = jax_trace.resolve(module, key[0])[0] if matched and len(key) == 1 else None
+        owner = jax_modules.resolve(module, key[0])[0] if matched and len(key) == 1 else None
         if isinstance(owner, MultiHeadAttention):
             masks[key] = [_find_attention_mask(owner, matched_call) for matched_call in matched]
         if isinstance(owner, Block):

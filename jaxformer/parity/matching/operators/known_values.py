@@ -113,9 +113,9 @@ def required_masks(
             if mask.index in seen:
                 continue
             seen.add(mask.index)
-            if known.is_outermost(outer):
+            is_outside = known.is_outermost(outer)
+            if is_outside:
                 outside[outer[0]] = state
-                continue
             owner, within = known.place_of(outer, outer[0])
             found.append(
                 Requirement(
@@ -123,6 +123,7 @@ def required_masks(
                     [_shown(tapes[0], mask, partial(_scores, state))],
                     _reference_scores(tapes[1], outer_call, state), mask,
                     partial(_right_mask, state), partial(_share_of_wrong, state),
+                    is_known=not is_outside,
                 )
             )  # fmt: skip
     return found, outside
@@ -238,15 +239,16 @@ def required_gradients(
             def convert(*arrays: np.ndarray, link: Link = link, place: int = place) -> np.ndarray:
                 return link.view_as_target(list(arrays))[place]
 
-            shape = link.target_shapes[place]
+            shape = parameter.shape
             wanted = reference.tape.derive("permute", list(sources), shape, convert)
-            same = (sources[0], _layout_of(link)) if link.rule.packing is ONE_TO_ONE else None
-            yield Requirement(owner, name, [gradients[parameter.index]], wanted, same=same)
+            is_whole = link.rule.packing is ONE_TO_ONE
+            same = (sources[0], _layout_of(link, sources[0].shape, shape)) if is_whole else None
+            short = name.removeprefix(f"{owner[0]}.") if len(owner) == 1 else name
+            yield Requirement(owner, short, [gradients[parameter.index]], wanted, same=same)
 
 
-def _layout_of(link: Link) -> Layout:
-    """Returns the layout from the one array of the reference to that of the candidate."""
-    (source,), (target,) = link.source_shapes, link.target_shapes
+def _layout_of(link: Link, source: tuple[int, ...], target: tuple[int, ...]) -> Layout:
+    """Returns the layout from an array of the reference to the one of the candidate."""
     split = tuple(n for n in source if n != 1)
     order = list(range(len(split)))
     if link.is_transposed and split == source:

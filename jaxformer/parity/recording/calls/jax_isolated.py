@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.parameters import join_path, merge
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.calls.jax_programs import Program, Programs
 from jaxformer.parity.recording.jax_values import (
@@ -110,7 +111,7 @@ class IsolatedModule:
                 for path, v in nnx.to_flat_state(rest)
             ]
         )
-        parameters = jax_trace.parameters_of(module)
+        parameters = jax_modules.parameters_of(module)
         forced = tuple(f"{path}." for path in forced_outputs)
         self.own = {n: p for n, p in parameters.items() if not f"{n}.".startswith(forced)}
         unused = {n: p for n, p in parameters.items() if n not in self.own}

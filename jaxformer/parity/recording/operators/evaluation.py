@@ -20,12 +20,14 @@ from jaxformer.parity.recording.operators.module_marks import Mark
 # Returns what computes the outputs of an equation from its inputs.
 FunctionOf = Callable[[Any], Callable[..., Sequence[Any]]]
 # Evaluates a jaxpr, given it and its arguments.
-Evaluate = Callable[[Any, Sequence[Any]], list[Any]]
+Evaluate = Callable[..., list[Any]]
 # Called with a mark and the array that has it.
 Note = Callable[[Mark, Any], Any]
 
 
-def evaluate_in_numpy(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+def evaluate_in_numpy(
+    jaxpr: Any, arguments: Sequence[Any], note: Note = lambda mark, array: None
+) -> list[Any]:
     """Returns the outputs of a jaxpr, in the dtypes that it was traced with, on the host.
 
     Where it can, numpy computes them: fast, but it rounds in another way than JAX.
@@ -33,8 +35,9 @@ def evaluate_in_numpy(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     Args:
         jaxpr: with its constants, or one that has none.
         arguments: of the jaxpr, arrays.
+        note: called with each array that has a mark.
     """
-    return _evaluate(jaxpr, arguments, function_as_written, on_host)
+    return _evaluate(jaxpr, arguments, function_as_written, on_host, note)
 
 
 def evaluate_in_jax(

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxformer.parity.recording.jax_values import is_float
 from jaxformer.parity.recording.operators.candidates import Caller, Candidate
-from jaxformer.parity.recording.operators.evaluation import evaluate_in_jax
+from jaxformer.parity.recording.operators.evaluation import evaluator_of
 from jaxformer.parity.recording.operators.tracing import results_by_path
 from jaxformer.parity.recording.result_parts import in_real_parts
 from jaxformer.parity.recording.torch_values import (
@@ -68,11 +68,11 @@ def run_candidate_in(
         names[:] = made
         return list(made.values())
 
-    with jax.enable_x64(False):
+    with jax.enable_x64(dtype == "float64"):
         given = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, dtype) if is_float(leaf) else leaf, given
         )
-        found = evaluate_in_jax(
+        found = evaluator_of(dtype)(
             jax.make_jaxpr(run)(*given),
             jax.tree.leaves(given),
             lambda mark, made: sides[mark.side][mark.path].append(np.asarray(made)),

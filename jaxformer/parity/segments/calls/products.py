@@ -18,7 +18,7 @@ from jaxformer.parameters import merge
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall
 from jaxformer.parity.matching.pairs import Pair
-from jaxformer.parity.recording import torch_values
+from jaxformer.parity.recording import jax_modules, torch_values
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.jax_isolated import IsolatedModule, IsolatedOutcome
 from jaxformer.parity.recording.jax_values import refill
@@ -92,7 +92,7 @@ def is_large_product(pair: Pair, runner: TeacherForcedRunner, reference: Any) ->
         runner: knows their calls.
         reference: the reference's module.
     """
-    owner, method = jax_trace.resolve(runner.module, pair.candidate[0])
+    owner, method = jax_modules.resolve(runner.module, pair.candidate[0])
     calls = runner.matched_calls[pair.candidate]
     if METHODS.get(type(owner)) != method or len(calls) != 1 or runner.padding:
         return False
@@ -127,8 +127,8 @@ def compare_held_product(
         runner: knows their call; its module has the reference's weights.
         reference: the reference's module.
     """
-    owner = jax_trace.resolve(runner.module, pair.candidate[0])[0]
-    arrays = {leaf: np.asarray(array) for leaf, array in jax_trace.parameters_of(owner).items()}
+    owner = jax_modules.resolve(runner.module, pair.candidate[0])[0]
+    arrays = {leaf: np.asarray(array) for leaf, array in jax_modules.parameters_of(owner).items()}
 
     def read() -> dict[str, np.ndarray]:
         return {name: torch_values.view(each) for name, each in reference.named_parameters()}
@@ -157,7 +157,7 @@ def compare_product(
         read: returns its arrays, in PyTorch's layout.
         to_tensor: returns an array as a tensor in float64.
     """
-    owner, method = jax_trace.resolve(runner.module, pair.candidate[0])
+    owner, method = jax_modules.resolve(runner.module, pair.candidate[0])
     name = pair.candidate[0].removesuffix(".attend")
     (matched,) = runner.matched_calls[pair.candidate]
     args, kwargs = refill(

@@ -16,6 +16,7 @@ from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.matching.calls.masks import Masks, MaskState, reference_masks
 from jaxformer.parity.matching.pairs import TIED_HEAD, Pair, PairKey
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.jax_programs import Programs
 from jaxformer.parity.segments.calls.isolated_calls import (
@@ -199,7 +200,7 @@ class TeacherForcedRunner:
     ) -> IsolatedCall:
         """Returns one call of one of a pair's modules, ready to be run."""
         path = pair.candidate[place]
-        owner, method = jax_trace.resolve(self.module, path)
+        owner, method = jax_modules.resolve(self.module, path)
         matched_call = self.matched_calls[pair.candidate][number]
         forced: dict[tuple[str, int], list[ForcedCall]] = {}
         if len(pair.candidate) == 1:
