@@ -68,6 +68,7 @@ class Part:
         named: inputs of the candidate by name.
         depths: how many pairs are around each pair in the whole models, where these are a part.
         raw: what the candidate makes in the whole model, where that is not what it makes here.
+        answered: pairs that are not run here: what they return is given.
         masks: what masks must allow that enter modules whose inside is not here, by path.
     """
 
@@ -86,6 +87,7 @@ class Part:
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     depths: Mapping[PairKey, int] = dataclasses.field(default_factory=dict)
     raw: NarrowRun | None = None
+    answered: Collection[PairKey] = ()
     masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
 
 
@@ -139,7 +141,7 @@ class _Comparison:
         )
         self.known = KnownModules(
             part.pairs, part.parents, self.own.marks, part.reference.calls, self.walk.matches,
-            (self.walk.candidate, part.reference.tape),
+            (self.walk.candidate, part.reference.tape), part.answered,
         )  # fmt: skip
         whole = self.known.unmatched.get(("",))
         if whole is not None:
@@ -169,8 +171,9 @@ class _Comparison:
         walk.advance()
         forward.settle_rest()
         results = compare_results(walk)
+        depths = part.depths or depths_of(part.pairs, part.parents)
         maker = ModuleNodes(
-            self._in_order(), part.depths or depths_of(part.pairs, part.parents), known, part.kinds, part.reference.kinds_of_all, walk,
+            self._in_order(), depths, known, part.kinds, part.reference.kinds_of_all, walk,
             self.attention, self._used,
         )  # fmt: skip
         contexts = maker.contexts(forward.all, part.raw)

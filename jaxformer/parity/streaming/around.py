@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -98,9 +99,12 @@ class Around:
         made = self._made(sides.reference)
         kinds, attentions = describe_modules(sides.skeleton, pairs)
         index = Index()
+        model = self._without_blocks(sides.reference)
+        ported = {name for link in sides.links for name in link.source}
+        buffers = [name for name, _ in model.named_buffers() if name in ported]
         reference = run_torch(
-            self._without_blocks(sides.reference), [*self.inputs, *fresh(made)], {}, sides.backward,
-            (), self._call_reference, index.note, layout.recorded,
+            model, [*self.inputs, *fresh(made)], {}, sides.backward, buffers, self._call_reference,
+            index.note, layout.recorded,
         )  # fmt: skip
         answers = [laid_as(*both) for both in self._both_made(made)]
         masks = {path: mask for each in self.found.values() for path, mask in each.masks.items()}
@@ -108,7 +112,8 @@ class Around:
             Part(
                 reference, index, self._candidate(sides.candidate), [*self.inputs, *answers], pairs,
                 layout.inner_parents(pairs), sides.links, {}, weights, kinds, attentions,
-                sides.backward, raw=raw, masks=masks,
+                sides.backward, raw=raw,
+                answered={(path,) for path in self.answered}, masks=masks,
             )
         )  # fmt: skip
         del reference, index
@@ -129,9 +134,9 @@ class Around:
     def _made(self, reference: ReferencePass) -> list[Any]:
         """Returns the floats that blocks and heads of the reference return, one after another."""
         return [
-            tensor
+            torch_values.floats(reference.made[path])[n]
             for path in self.answered.values()
-            for tensor in torch_values.floats(reference.made[path])
+            for n in _new_floats(reference, path)
         ]
 
     def _both_made(self, made: Sequence[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -139,7 +144,7 @@ class Around:
         sides, place = self.sides, 0
         for path, other in self.answered.items():
             yield torch_values.array(made[place]), sides.candidate.made[path]
-            place += len(torch_values.floats(sides.reference.made[other]))
+            place += len(_new_floats(sides.reference, other))
 
     def _without_blocks(self, reference: ReferencePass) -> Any:
         """Returns a copy of the reference that has an empty module in place of each block."""
@@ -153,15 +158,19 @@ class Around:
         count = len(self.inputs)
         tensors = iter(given[count:])
         entered: dict[str, list[Any]] = {}
-        structures = self.sides.reference.made
+        reference = self.sides.reference
 
         def answer(path: str, original: Any, *args: Any, **kwargs: Any) -> Any:
             floats = torch_values.floats([list(args), dict(kwargs)])
-            entered[path] = [floats[n] for _, n in self.places[path]]
-            return waiting[path]
+            # What enters several blocks is one tensor, and each time a result of its own.
+            entered[path] = [floats[n].clone() for _, n in self.places[path]]
+            passed = {n: floats[m] for n, m in reference.passed_on[path].items()}
+            every = iter({**waiting[path], **passed}[n] for n in itertools.count())
+            return replace_floats(reference.made[path], every)
 
         waiting = {
-            path: replace_floats(structures[path], tensors) for path in self.answered.values()
+            path: {n: next(tensors) for n in _new_floats(reference, path)}
+            for path in self.answered.values()
         }
         with answering(module, self.sides.layout, answer):
             output = self.calls[0](module, list(given[:count]))
@@ -180,9 +189,7 @@ class Around:
                 floats = float_arrays((args, kwargs))
                 entered[path] = [floats[n] for n, _ in self.places[self.answered[path]]]
                 # Nothing else reads the masks.
-                others[path] = [
-                    leaf for leaf in jax.tree.leaves((args, kwargs)) if is_whole(leaf)
-                ]
+                others[path] = [leaf for leaf in jax.tree.leaves((args, kwargs)) if is_whole(leaf)]
                 return waiting[path]
 
             return called
@@ -233,6 +240,12 @@ class Around:
                 lambda: head.candidate_run(candidate), lambda: head.reference_run(reference),
             )  # fmt: skip
         return dataclasses.replace(found, nodes=nodes, outputs=()), looks
+
+
+def _new_floats(reference: ReferencePass, path: str) -> list[int]:
+    """Returns places of the floats that a block or a head returned, and was not given."""
+    made = torch_values.floats(reference.made[path])
+    return [n for n in range(len(made)) if n not in reference.passed_on[path]]
 
 
 class _Head:

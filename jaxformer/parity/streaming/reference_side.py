@@ -35,6 +35,8 @@ class ReferencePass:
         given: what each block and each large head was called with, by path: positional and named
             arguments.
         made: what each of them returned, by path.
+        passed_on: of the floats that each of them returned, by place, which of those that it was
+            given they are.
         tables: what modules returned that compute tables of positions, by path.
     """
 
@@ -60,6 +62,7 @@ class ReferencePass:
         self.modules = modules_of(self.module)
         self.given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.made: dict[str, Any] = {}
+        self.passed_on: dict[str, dict[int, int]] = {}
         self.tables: dict[str, Made] = {}
         self._shapes = {id(p): p for p in self.module.parameters()}
         # Every parameter's places: several where it is tied.
@@ -172,7 +175,7 @@ class ReferencePass:
             raise CannotStreamError(f"the reference calls {path} more than once")
         self.given[path] = args, kwargs
         if path not in self.layout.unit_references:
-            self.made[path] = original(*args, **kwargs)
+            self._keep(path, original(*args, **kwargs))
             return self.made[path]
         name = f"{self.layout.unit_references[path]}.reference-{self.dtype}"
         known = self.state.load(name) if self.state else None
@@ -185,9 +188,20 @@ class ReferencePass:
                 self.state.save(name, arrays, notes)
         else:
             output = _unflatten(known[1], known[0])
-        self.made[path] = output
+        self._keep(path, output)
         self.progress()
         return output
+
+    def _keep(self, path: str, output: Any) -> None:
+        """Keeps what a block or a head returned."""
+        self.made[path] = output
+        given, made = (torch_values.floats(v) for v in (list(self.given[path]), output))
+        self.passed_on[path] = {
+            n: m
+            for n, tensor in enumerate(made)
+            for m, other in enumerate(given)
+            if tensor.shape == other.shape and bool((tensor == other).all())
+        }
 
 
 def _parameter(tensor: Any) -> Any:

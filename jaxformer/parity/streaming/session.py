@@ -1,6 +1,7 @@
 """A whole comparison block by block, from two open checkpoints to the report."""
 
 import dataclasses
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -192,6 +193,8 @@ class StreamedComparison:
             result = BlockResult.load(self.state, name) if self.state else None
             if result is None:
                 result = compare_block(sides, path)
+                # Operators and values, which refer to each other.
+                gc.collect()
                 if self.state:
                     result.save(self.state, name)
             results[path] = result

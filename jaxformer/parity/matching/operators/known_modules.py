@@ -7,7 +7,7 @@ returns, and for what enters the modules inside it.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from jaxformer.parity.matching.pairs import Pair, PairKey
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.module_marks import Mark
 from jaxformer.parity.recording.operators.tape import Tape
-from jaxformer.parity.recording.operators.torch_run import ModuleCall
+from jaxformer.parity.recording.operators.torch_calls import ModuleCall
 from jaxformer.porting.mapping.packings import ONE_TO_ONE
 
 
@@ -118,6 +118,7 @@ class KnownModules:
         calls: the calls of the reference's modules, by path.
         matches: which values of the reference each value of the candidate equals.
         tapes: the candidate's and the reference's.
+        answered: pairs that are not run: what they return is given, and no gradient goes through.
 
     Attributes:
         calls: of each pair; none where they could not be matched.
@@ -134,7 +135,9 @@ class KnownModules:
         calls: Mapping[str, Sequence[ModuleCall]],
         matches: Mapping[int, Sequence[Match]],
         tapes: tuple[Tape, Tape],
+        answered: Collection[PairKey] = (),
     ):
+        self._answered = answered
         self._parents, self._tapes, self._matches = parents, tapes, matches
         self._pairs = pairs
         self._outermost = next(key for key, parent in parents.items() if parent is None)
@@ -310,6 +313,8 @@ class KnownModules:
                     continue
                 returned = [*self._of_returned(key, group, back)]
                 found += [one for one, _ in returned if one.values]
+                if key in self._answered:
+                    continue
                 lacking = [
                     (one, m) for one, m in returned if not one.values and one.wanted.data.any()
                 ]
@@ -393,7 +398,7 @@ class KnownModules:
                 for own in call.own
                 if (value := self._came_back(own, back).entered.get(place)) is not None
             ]
-            parts = [known[n] for known in gradients if known[n] is not None]
+            parts = [part for call in first.right if (part := self._of_call(call, n)) is not None]
             right = self._sum(parts) if parts else self._zeros(first.right[0].entered[n])
             found = Requirement(key, f"input {place}", values, right)
             if values:
@@ -401,6 +406,23 @@ class KnownModules:
             elif right.data.any():
                 self.stopped.add(key)
                 yield found
+
+    def _of_call(self, call: ModuleCall, n: int) -> Value | None:
+        """Returns the gradient that comes back through a call to what entered it; None for zero.
+
+        What comes back to what the module only passes on is none of it.
+        """
+        total = call.entered_gradients[n]
+        later = [
+            gradient
+            for place, other in call.passed_on.items()
+            if other == n and (gradient := call.returned_gradients.get(place)) is not None
+        ]
+        if total is None or not later:
+            return total
+        return self._tapes[1].derive(
+            "sub", [total, *later], total.shape, lambda first, *others: first - sum(others)
+        )
 
     def _zeros(self, like: Value) -> Value:
         return self._tapes[1].add(np.zeros(like.shape), "constant")

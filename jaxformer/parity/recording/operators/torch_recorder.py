@@ -88,7 +88,7 @@ def make_recorder(
             return value
 
         def keep(self, tensor: Any, value: Value) -> None:
-            place = _place(tensor)
+            place = place_of(tensor)
             storage = self.storages[value.index] = place[0]
             self.known[place] = value, self.versions.get(storage, 0)
             if value.is_quick and storage not in self.by_storage:
@@ -99,7 +99,7 @@ def make_recorder(
             """Returns the value of a tensor; one that is not known is a constant."""
             storage = tensor.untyped_storage().data_ptr()
             version = self.versions.get(storage, 0)
-            found = self.known.get(_place(tensor))
+            found = self.known.get(place_of(tensor))
             if found is not None and found[1] == version:
                 return found[0]
             if storage in weights:
@@ -270,7 +270,7 @@ def _as_tensor(array: np.ndarray, must_copy: bool) -> Any:
     return require_torch().from_numpy(array)
 
 
-def _place(tensor: Any) -> tuple[Any, ...]:
+def place_of(tensor: Any) -> tuple[Any, ...]:
     """Returns where the numbers of a tensor are in memory, and how they are read."""
     storage = tensor.untyped_storage().data_ptr()
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

@@ -1,11 +1,8 @@
 """The ATen operators of a PyTorch module, run in float64, with source lines and module paths."""
 
 import contextlib
-import dataclasses
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +10,14 @@ import numpy as np
 from jaxformer.parity.recording.operators.candidates import Caller
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
+from jaxformer.parity.recording.operators.torch_calls import WatchedCalls
 from jaxformer.parity.recording.operators.torch_recorder import (
     Softmax,
     float64_by_default,
     make_recorder,
 )
 from jaxformer.parity.recording.operators.torch_weights import keep_what_is_read, with_wide_weights
-from jaxformer.parity.recording.reference_modules import modules_of, owner_of
+from jaxformer.parity.recording.reference_modules import modules_of
 from jaxformer.parity.recording.result_parts import in_real_parts
 from jaxformer.parity.recording.torch_values import (
     floats,
@@ -33,30 +31,6 @@ from jaxformer.parity.recording.torch_values import (
     widest,
     without_fast_path,
 )
-
-
-@dataclasses.dataclass
-class ModuleCall:
-    """One call of a module.
-
-    Attributes:
-        begin: the place on the tape of its first operator.
-        entered: the values of the tensors that entered it, each once.
-        positions: its argument ``position_ids``, if there was one.
-        end: the place of the first operator after it; -1 while it runs.
-        returned: of the tensors of floats that it returned.
-        entered_gradients: by place in ``entered``, the gradient of what entered this call; None for
-            zero. Of what is not differentiated there is none.
-        returned_gradients: the same by place in ``returned``.
-    """
-
-    begin: int
-    entered: list[Value]
-    positions: Value | None = None
-    end: int = -1
-    returned: list[Value] = dataclasses.field(default_factory=list)
-    entered_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
-    returned_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
 
 
 class TorchRun:
@@ -105,7 +79,6 @@ class TorchRun:
         self.tape = Tape()
         self.stored = {name: _stored(p) for name, p in module.named_parameters()}
         self.returned: dict[str, list[Value]] = {}
-        self.calls: dict[str, list[ModuleCall]] = defaultdict(list)
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
         self.kinds_of_all = {path: type(one).__name__ for path, one in modules_of(wide).items()}
         self.first_names = _first_names(wide)
@@ -130,7 +103,9 @@ class TorchRun:
             value.requires_grad_(backward and value.dtype.is_floating_point)
             self._name(value, name, "input")
         paths = _paths(wide, self._recorder.stack, self._leave)
-        watching = _watched(wide, watched, self._begin, self._end)
+        self._watched = WatchedCalls(self._recorder, self.tape)
+        self.calls = self._watched.calls
+        watching = self._watched.watching(wide, watched)
         reading = keep_what_is_read(weights)
         with (
             _settings(),
@@ -164,35 +139,6 @@ class TorchRun:
     def _leave(self, path: str, output: Any) -> None:
         found = [self._recorder.value(_of_all_rows(tensor)) for tensor in floats(output)]
         self.returned.setdefault(path, []).extend(found)
-
-    def _begin(self, path: str, tensors: Sequence[Any], positions: Any) -> None:
-        call = ModuleCall(
-            len(self.tape.operators),
-            [self._recorder.value(tensor) for tensor in tensors],
-            None if positions is None else self._recorder.value(positions),
-        )
-        for value in call.entered:
-            # No line of the module's code makes this copy.
-            if value.producer is not None and value.producer.name == "alias":
-                value.producer.source = ""
-        self.calls[path].append(call)
-        self._take_gradients(tensors, call.entered_gradients)
-
-    def _end(self, path: str, tensors: Sequence[Any]) -> None:
-        call = next(one for one in reversed(self.calls[path]) if one.end < 0)
-        call.end = len(self.tape.operators)
-        call.returned = [self._recorder.value(tensor) for tensor in tensors]
-        self._take_gradients(tensors, call.returned_gradients)
-
-    def _take_gradients(self, tensors: Sequence[Any], found: dict[int, Value | None]) -> None:
-        for place, array in enumerate(tensors):
-            if array.requires_grad:
-                found[place] = None
-
-                def take(gradient: Any, place: int = place) -> None:
-                    found[place] = self._recorder.value(gradient)
-
-                array.register_hook(take)
 
     def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
         """Records the backward pass.
@@ -239,6 +185,7 @@ class TorchRun:
         finally:
             for hook in hooks:
                 hook.remove()
+            self._watched.stop_taking()
         # Those of what no result depends on are zeros, which no line made.
         for index, gradient in zip(self._leaves, found, strict=True):
             if index not in gradients:
@@ -445,67 +392,3 @@ def _paths(module: Any, stack: list[str], leave: Callable[[str, Any], None]) -> 
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextlib.contextmanager
-def _watched(
-    module: Any,
-    paths: Collection[str],
-    begin: Callable[[str, list[Any], Any], None],
-    end: Callable[[str, list[Any]], None],
-) -> Iterator[None]:
-    """Says which tensors enter modules, and which they return, inside the ``with`` block.
-
-    What enters a module is a tensor of its own, which has a gradient of its own: that which comes
-    back through this call. What is one object stays one object.
-    """
-    torch = require_torch()
-    hooks = []
-    methods: list[tuple[Any, str]] = []
-    for path, inner in modules_of(module).items():
-        if path not in paths:
-            continue
-
-        def enter(module: Any, args: Any, kwargs: Any, path: str = path) -> Any:
-            known: dict[int, tuple[Any, Any]] = {}
-
-            def one(value: Any) -> Any:
-                if not isinstance(value, torch.Tensor):
-                    return value
-                if id(value) not in known:
-                    # A tensor that is kept has a number that no other one gets.
-                    known[id(value)] = value, torch.ops.aten.alias(value)
-                return known[id(value)][1]
-
-            given = map_nested(one, tuple(args)), map_nested(one, dict(kwargs))
-            begin(path, [alias for _, alias in known.values()], given[1].get("position_ids"))
-            return given
-
-        def done(module: Any, args: Any, output: Any, path: str = path) -> None:
-            end(path, floats(output))
-
-        if owner_of(path, inner) == path:
-            # A call begins before the module's own hooks, and ends after them.
-            hooks += [
-                inner.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
-                inner.register_forward_hook(done),
-            ]
-            continue
-        name = path.rpartition(".")[2]
-        original = getattr(inner, name)
-
-        def method(*args: Any, original: Any, enter: Any, done: Any, **kwargs: Any) -> Any:
-            given, named = enter(None, args, kwargs)
-            output = original(*given, **named)
-            done(None, given, output)
-            return output
-
-        vars(inner)[name] = partial(method, original=original, enter=enter, done=done)
-        methods.append((inner, name))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for inner, name in methods:
-            del vars(inner)[name]

@@ -1,0 +1,154 @@
+"""The calls of a reference's modules: what entered and left them, and the gradients of that."""
+
+import contextlib
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.tape import Tape
+from jaxformer.parity.recording.operators.torch_recorder import place_of
+from jaxformer.parity.recording.reference_modules import modules_of, owner_of
+from jaxformer.parity.recording.torch_values import floats, map_nested, require_torch
+
+
+@dataclasses.dataclass
+class ModuleCall:
+    """One call of a module.
+
+    Attributes:
+        begin: the place on the tape of its first operator.
+        entered: the values of the tensors that entered it, each once.
+        positions: its argument ``position_ids``, if there was one.
+        end: the place of the first operator after it; -1 while it runs.
+        returned: of the tensors of floats that it returned.
+        passed_on: of these, by place, which of those are the same tensor that entered.
+        entered_gradients: by place in ``entered``, the gradient of what entered this call; None for
+            zero. Of what is not differentiated there is none.
+        returned_gradients: the same by place in ``returned``.
+    """
+
+    begin: int
+    entered: list[Value]
+    positions: Value | None = None
+    end: int = -1
+    returned: list[Value] = dataclasses.field(default_factory=list)
+    passed_on: dict[int, int] = dataclasses.field(default_factory=dict)
+    entered_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
+    returned_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
+
+
+class WatchedCalls:
+    """Records the calls of modules beside their operators.
+
+    What enters a module is a tensor of its own, which has a gradient of its own: that which comes
+    back through this call. What is one object stays one object. So is what a module only passes on.
+
+    Args:
+        recorder: of the operators.
+        tape: which it records onto.
+
+    Attributes:
+        calls: of each module that is watched, by path, its calls.
+    """
+
+    def __init__(self, recorder: Any, tape: Tape):
+        self._recorder, self._tape = recorder, tape
+        self.calls: dict[str, list[ModuleCall]] = defaultdict(list)
+        # Of each call that is running, the tensors that entered it.
+        self._running: list[tuple[ModuleCall, list[Any]]] = []
+        self._taking: list[Any] = []
+
+    @contextlib.contextmanager
+    def watching(self, module: Any, paths: Collection[str]) -> Iterator[None]:
+        """Records the calls of modules, by path, inside the ``with`` block."""
+        with contextlib.ExitStack() as stack:
+            for path, inner in modules_of(module).items():
+                if path not in paths:
+                    continue
+                enter = partial(self._enter, path)
+                if owner_of(path, inner) == path:
+                    # A call begins before the module's own hooks, and ends after them.
+                    for hook in (
+                        inner.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+                        inner.register_forward_hook(self._leave),
+                    ):
+                        stack.callback(hook.remove)
+                    continue
+                name = path.rpartition(".")[2]
+                vars(inner)[name] = partial(self._call_method, enter, getattr(inner, name))
+                stack.callback(vars(inner).pop, name)
+            yield
+
+    def _call_method(self, enter: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given, named = enter(None, args, kwargs)
+        return self._leave(None, given, original(*given, **named))
+
+    def _enter(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
+        torch = require_torch()
+        # A tensor that is kept has a number that no other one gets.
+        known: dict[int, tuple[Any, Any]] = {}
+
+        def alias(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) not in known:
+                known[id(value)] = value, torch.ops.aten.alias(value)
+            return known[id(value)][1]
+
+        given, named = map_nested(alias, tuple(args)), map_nested(alias, dict(kwargs))
+        tensors = [own for _, own in known.values()]
+        positions = named.get("position_ids")
+        call = ModuleCall(
+            len(self._tape.operators),
+            [self._recorder.value(tensor) for tensor in tensors],
+            None if positions is None else self._recorder.value(positions),
+        )
+        for value in call.entered:
+            # No line of the module's code makes this copy.
+            if value.producer is not None and value.producer.name == "alias":
+                value.producer.source = ""
+        self.calls[path].append(call)
+        self._running.append((call, tensors))
+        self._take_gradients(tensors, call.entered_gradients)
+        return given, named
+
+    def _leave(self, module: Any, args: Any, output: Any) -> Any:
+        torch = require_torch()
+        call, entered = self._running.pop()
+        call.end = len(self._tape.operators)
+        # Modules inside may have made copies of it.
+        places = {place_of(tensor): place for place, tensor in enumerate(entered)}
+        aliases: dict[int, tuple[Any, int]] = {}
+
+        def alias(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or place_of(value) not in places:
+                return value
+            made = torch.ops.aten.alias(value)
+            aliases[id(made)] = made, places[place_of(value)]
+            return made
+
+        made = map_nested(alias, output)
+        tensors = floats(made)
+        call.returned = [self._recorder.value(tensor) for tensor in tensors]
+        found = ((n, aliases.get(id(tensor))) for n, tensor in enumerate(tensors))
+        call.passed_on = {n: one[1] for n, one in found if one is not None}
+        self._take_gradients(tensors, call.returned_gradients)
+        return made
+
+    def _take_gradients(self, tensors: Sequence[Any], found: dict[int, Value | None]) -> None:
+        for place, array in enumerate(tensors):
+            if array.requires_grad:
+                found[place] = None
+                self._taking.append(array.register_hook(partial(self._take, found, place)))
+
+    def _take(self, found: dict[int, Value | None], place: int, gradient: Any) -> None:
+        found[place] = self._recorder.value(gradient)
+
+    def stop_taking(self) -> None:
+        """Takes no more gradients. PyTorch's graph would keep what takes them for ever."""
+        for hook in self._taking:
+            hook.remove()
+        self._taking = []
