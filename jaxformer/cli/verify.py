@@ -146,7 +146,7 @@ def run(arguments: Sequence[str]) -> int:
     options: VerifyOptions = parse(VerifyOptions, "jaxformer verify", arguments)
 
     from jaxformer.hardware.compilation_cache import use_compilation_cache
-    from jaxformer.parity.recording.calls.torch_trace import require_torch
+    from jaxformer.parity.recording.torch_values import require_torch
     from jaxformer.parity.report.files import load_report
     from jaxformer.parity.report.regressions import compare_reports
 

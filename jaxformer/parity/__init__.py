@@ -13,17 +13,13 @@ It is one pipeline. Each stage is a package and imports only the stages before i
 5. ``diagnosis/``: says why a segment is wrong, and in which line of code.
 6. ``report/``: the report as data, in the terminal, as JSON and as HTML.
 
-A model is cut into segments where both sides must hold the same numbers: between the calls of its
-modules (``calls/`` in the packages of the stages), and between its operators (``operators/``).
 Any model is compared by its operators, with no names given: values with equal numbers are the
 anchors, and names of modules, its own or those that a user gives, only label the report. Of
-jaxformer's own models, whose modules mirror those of the reference, modules are the first cut: a
-segment is a pair of modules, and a wrong one is taken through the stages again, as if it were a
-model. Operators alone find the same bugs in these models
-(``tests/parity/test_operators_alone.py``). The first cut adds what needs modules: the reference's
-tables are given to the candidate, each module is judged by itself, and a model may be larger than
-memory. In both JAX traces the candidate, and one interpreter goes through its operators; tolerance,
-verdicts, root causes and reports are the same.
+jaxformer's own models, whose modules mirror those of the reference, it is known as well what must
+enter each module and leave it. These are anchors too, so that each module is judged by itself. Both
+kinds of models go the same way: one recorder of each side, one walk from anchor to anchor, the same
+tolerance, verdicts, root causes and reports. A model larger than memory is compared block by block,
+each as a model of its own.
 
 What takes models through the stages:
 

@@ -19,8 +19,8 @@ from jaxformer.parity.comparison.language_models import padding_ids, unsuitable
 from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.comparison.training import compare_training
 from jaxformer.parity.diagnosis.settings import compare_settings, precision_flags
-from jaxformer.parity.recording.calls import torch_trace
-from jaxformer.parity.recording.calls.whole_models import call_candidate
+from jaxformer.parity.recording.reference_modules import modules_of
+from jaxformer.parity.recording.whole_models import call_candidate
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import one_line
 from jaxformer.parity.repro.writer import write_repro
@@ -150,7 +150,7 @@ class ParitySession:
         reference = dataclasses.replace(reference, plan=as_class(reference.plan))
         self.sources = (reference, candidate)
         empty = EmptyReference(reference)
-        modules = torch_trace.modules_of(empty.module)
+        modules = modules_of(empty.module)
         return empty, find_layout(reference.plan, candidate.plan.module, modules)
 
     def run(

@@ -10,7 +10,7 @@ from torch import nn
 
 import torch_ref.transformer_lm
 from jaxformer.parity.comparison.modules import compare_with
-from jaxformer.parity.recording.calls.torch_trace import in_narrow
+from jaxformer.parity.recording.torch_values import in_narrow
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from tests.support.subjects import HUGGING_FACE, B, D, F, Subject, V, causal, randomize
 from tests.support.tiers import SLOW, full_except, tier_of

@@ -19,7 +19,14 @@ from jaxformer.parity.comparison.language_models import (
 from jaxformer.parity.findings import Step
 from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.torch_values import (
+    everything_in_float64,
+    experts_one_by_one,
+    first_float,
+    in_float64,
+    require_torch,
+)
+from jaxformer.parity.recording.whole_models import call_module, gives_last_logits
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import judge
 from jaxformer.porting.api import build, import_plan
@@ -60,14 +67,14 @@ def compare_generation(
         UsageError: torch is missing, the models are no language models, the prompt is not one text
             of their tokens, or there is no token to generate.
     """
-    torch = torch_trace.require_torch()
+    torch = require_torch()
     check_models(torch_module, jax_module, "prompt")
     if tokens < 1:
         raise UsageError(f"tokens must be at least 1: got {tokens}")
     with (
         jax.enable_x64(True),
         match_alibi_slopes(torch_module),
-        torch_trace.experts_one_by_one(torch_module),
+        experts_one_by_one(torch_module),
     ):
         plan = import_plan(torch_module, dialect, force=force)
         candidate = build(plan) if jax_module is None else jax_module
@@ -84,9 +91,9 @@ def compare_generation(
                 f"{config.context_length}"
             )
         length = prompt.shape[1] + tokens
-        module = torch_trace.in_float64(torch_module)
-        call = torch_call or torch_trace.call_module
-        with torch_trace.everything_in_float64(), torch.no_grad():
+        module = in_float64(torch_module)
+        call = torch_call or call_module
+        with everything_in_float64(), torch.no_grad():
             exact = jax_modules.in_dtype(candidate, "float64")
             share_tables_of_length(exact, module, call, length)
             low = jax_modules.in_dtype(exact, "float32")
@@ -147,7 +154,7 @@ class ReferenceGenerator:
         self.has_cache = (
             hasattr(module, "generate")
             and hasattr(module, "config")
-            and not torch_trace.gives_last_logits(module)
+            and not gives_last_logits(module)
         )
         self.cache: Any = None
 
@@ -158,10 +165,10 @@ class ReferenceGenerator:
             ids: all tokens.
             fresh: those of them that were not yet read.
         """
-        torch = torch_trace.require_torch()
+        torch = require_torch()
         if not self.has_cache:
             output = self.call(self.module, torch.as_tensor(ids))
-            return np.asarray(torch_trace.first_float(output)[0, -1])
+            return np.asarray(first_float(output)[0, -1])
         # transformers 5.24 has given the cache another name.
         takes = inspect.signature(self.module.forward).parameters
         name = "cache" if "cache" in takes else "past_key_values"

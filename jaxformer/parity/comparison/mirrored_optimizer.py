@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.optimizers import decay_mask, hidden_matrices
-from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.torch_values import as_numpy
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.rules import Link
 
@@ -72,4 +72,4 @@ class MirroredOptimizer:
 
 
 def _numbers(tensor: Any) -> np.ndarray:
-    return torch_trace.as_numpy(tensor.detach())
+    return as_numpy(tensor.detach())

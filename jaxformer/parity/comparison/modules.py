@@ -44,8 +44,6 @@ from jaxformer.parity.matching.positions import (
     share_tables,
 )
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import torch_trace
-from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.recording.operators.candidates import Candidate, as_candidate
 from jaxformer.parity.recording.operators.failures import naming_failures
@@ -57,6 +55,8 @@ from jaxformer.parity.recording.operators.narrow_runs import (
 )
 from jaxformer.parity.recording.operators.signatures import UNKNOWN_NUMBERS
 from jaxformer.parity.recording.operators.torch_run import TorchRun
+from jaxformer.parity.recording.torch_values import as_numpy
+from jaxformer.parity.recording.whole_models import call_candidate
 from jaxformer.parity.report.report import Report
 
 
@@ -99,7 +99,7 @@ def compare(
     with jax.enable_x64(True):
         reference = ReferenceRun(
             torch_module, inputs, dialect=dialect, backward=backward,
-            call=torch_call, config=jax_module, is_single_use=True, force=force,
+            call=torch_call, config=jax_module, force=force,
         )  # fmt: skip
         if jax_module is None:
             jax_module = reference.port()
@@ -151,7 +151,7 @@ class ModuleComparison:
         call: Caller | None,
     ):
         self.reference, self.module = reference, jax_module
-        self.inputs = [torch_trace.as_numpy(x) for x in inputs]
+        self.inputs = [as_numpy(x) for x in inputs]
         self.dtype, self.call = dtype, call
         # The argument ``positions``, where padding changes the reference's position ids.
         self.positions: dict[str, np.ndarray] = {}

@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.layers import Dropout, dropout_modules, seed_dropout
-from jaxformer.parity.recording.calls.attention import attention_scores
 from jaxformer.parity.recording.torch_values import require_torch
 
 
@@ -87,3 +86,38 @@ def find_dropout_calls(model: Any, inputs: Any) -> list[tuple[str, tuple[int, ..
     finally:
         Dropout.keep = original  # type: ignore[method-assign]
     return calls
+
+
+def attention_scores(
+    query: Any,
+    key: Any,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Returns what torch's ``scaled_dot_product_attention`` takes the softmax of.
+
+    Args:
+        query: (..., N, T, H).
+        key: (..., K, S, H), where K is N or, with ``enable_gqa``, divides it.
+        attn_mask: boolean (True = may attend) or added to the scores.
+        is_causal: whether to use a causal mask instead.
+        scale: factor of the scores; default 1 / sqrt(H).
+        enable_gqa: whether groups of queries share a key head.
+
+    Returns:
+        Scores (..., N, T, S).
+    """
+    torch = require_torch()
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scores = query @ key.transpose(-2, -1)
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is None:
+        return scores
+    if attn_mask.dtype == torch.bool:
+        return scores.masked_fill(~attn_mask, -torch.inf)
+    return scores + attn_mask

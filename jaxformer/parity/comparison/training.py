@@ -23,7 +23,8 @@ from jaxformer.parity.comparison.training_runs import (
 from jaxformer.parity.findings import Difference, Step
 from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.torch_values import everything_in_float64, experts_one_by_one
+from jaxformer.parity.recording.whole_models import call_module
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import allowed_error
 from jaxformer.porting.api import build, import_plan
@@ -82,12 +83,12 @@ def compare_training(
         )
     if steps < 1:
         raise UsageError(f"steps must be at least 1: got {steps}")
-    call = torch_call or torch_trace.call_module
+    call = torch_call or call_module
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
     with (
         jax.enable_x64(True),
         match_alibi_slopes(torch_module),
-        torch_trace.experts_one_by_one(torch_module),
+        experts_one_by_one(torch_module),
     ):
         plan = import_plan(torch_module, dialect, force=force)
         module = build(plan) if jax_module is None else jax_module
@@ -103,7 +104,7 @@ def compare_training(
             for in_float64 in (True, False)
         )
         exact = jax_modules.in_dtype(module, "float64")
-        with torch_trace.everything_in_float64():
+        with everything_in_float64():
             share_tables_of_length(exact, reference.module, call, batch.inputs.shape[1])
         candidate = CandidateTraining(exact, config, dropout=dropout)
         compared = []

@@ -19,7 +19,8 @@ from jaxformer.parameters import merge, split
 from jaxformer.parity.comparison.language_models import Batch
 from jaxformer.parity.comparison.mirrored_optimizer import MirroredOptimizer
 from jaxformer.parity.comparison.shared_dropout import control_torch_dropout, find_dropout_calls
-from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording import torch_values
+from jaxformer.parity.recording.torch_values import everything_in_float64, first_float
 from jaxformer.parity.tolerance import ROUNDOFF
 from jaxformer.porting.mapping.plans import Plan
 
@@ -56,7 +57,7 @@ class ReferenceTraining:
         import torch_ref.config
 
         if in_float64:
-            self.module = torch_trace.in_float64(module)
+            self.module = torch_values.in_float64(module)
         else:
             self.module = copy.deepcopy(module).float()
         self.module.train() if dropout else self.module.eval()
@@ -87,9 +88,9 @@ class ReferenceTraining:
             torch.as_tensor, (batch.inputs, batch.targets, batch.counted)
         )
         in_float64 = self.in_float64
-        precision = torch_trace.everything_in_float64() if in_float64 else contextlib.nullcontext()
+        precision = everything_in_float64() if in_float64 else contextlib.nullcontext()
         with precision, control_torch_dropout(number, masks) as used_masks:
-            logits = torch_trace.first_float(self.call(self.module, inputs))
+            logits = first_float(self.call(self.module, inputs))
             losses = torch_ref.losses.token_losses(
                 logits,
                 targets,

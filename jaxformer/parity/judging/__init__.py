@@ -4,8 +4,8 @@ In go differences of segments. Out come a verdict for each module and the segmen
 the line is, ``jaxformer.parity.tolerance`` says, for all stages.
 
 - ``verdicts``: from the differences of a pair of modules to a verdict and a message.
-- ``pair_nodes``: what was recorded of a pair, as a node of the report.
-- ``context``: errors and rounding of modules inside the whole models.
+- ``module_nodes``: what was required of known modules, as nodes of the report.
+- ``module_rounding``: what a dtype rounds in what they return.
 - ``weights``: parameters of both sides, before anything is run.
 - ``divergences``: which wrong segments of operators reach the results.
 - ``pair_coverage``: how many of both sides' modules and parameters were compared in pairs.

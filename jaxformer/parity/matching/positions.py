@@ -7,6 +7,7 @@ The same is true of sinusoids that transformers computes and does not save (XGLM
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from jaxformer.parameters import join_path
 from jaxformer.parity.findings import Difference, Node
 from jaxformer.parity.matching.pairs import Pair
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.reference_modules import modules_of
+from jaxformer.parity.recording.torch_values import array, floats, require_torch, without_fast_path
 from jaxformer.porting.mapping.position_tables import PositionTable
 from jaxformer.positions import LearnedPositions, Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
@@ -132,7 +134,7 @@ def _share_sinusoids(
     module: Any, torch_module: Any, made: Mapping[str, Made], share_wrong: bool
 ) -> list[Node]:
     """Does what ``share_tables`` does for the sinusoids that are added to token embeddings."""
-    modules = torch_trace.modules_of(torch_module)
+    modules = modules_of(torch_module)
     name, paths = "position_embedding", [p for p in made if _makes_rows(modules[p])]
     if not isinstance(getattr(module, name, None), SinusoidalPositions):
         # Whisper's decoder learns its positions.
@@ -173,22 +175,23 @@ def share_tables_of_length(
         call: how the reference is called with ids (1, T).
         length: T.
     """
-    torch = torch_trace.require_torch()
-    trace = torch_trace.run(
-        torch_module,
-        [torch.zeros((1, length), dtype=torch.int64)],
-        call=lambda module, inputs: call(module, inputs[0]),
-        keep=lambda path: computes_tables(torch_module.get_submodule(path)),
-    )
-    return share_tables(module, torch_module, made_in(trace), share_wrong=False)
+    torch = require_torch()
+    made: dict[str, Made] = {}
 
+    def keep(path: str, module: Any, args: Any, output: Any) -> None:
+        before = made.get(path, Made(len(made), []))
+        arrays = [array(tensor) for tensor in floats(output)]
+        made[path] = Made(before.order, [*before.calls, arrays])
 
-def made_in(trace: torch_trace.Trace) -> dict[str, Made]:
-    """Returns what the modules of a pass returned."""
-    return {
-        path: Made(call.order, [each.outputs for each in call.all])
-        for path, call in trace.calls.items()
-    }
+    with contextlib.ExitStack() as stack:
+        for path, inner in torch_module.named_modules():
+            if computes_tables(inner):
+                hook = inner.register_forward_hook(functools.partial(keep, path))
+                stack.callback(hook.remove)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(without_fast_path())
+        call(torch_module, torch.zeros((1, length), dtype=torch.int64))
+    return share_tables(module, torch_module, made, share_wrong=False)
 
 
 def reference_tables(torch_module: Any, made: Mapping[str, Made]) -> list[tuple[str, Tables]]:
@@ -196,7 +199,7 @@ def reference_tables(torch_module: Any, made: Mapping[str, Made]) -> list[tuple[
 
     There are several where layers differ: Gemma 3 asks one module twice.
     """
-    modules = torch_trace.modules_of(torch_module)
+    modules = modules_of(torch_module)
     found = []
     for path, (_, calls) in made.items():
         if ROTARY not in type(modules[path]).__name__:

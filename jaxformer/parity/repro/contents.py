@@ -1,28 +1,30 @@
 """Runs one pair of modules by itself and collects what its repro holds."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from flax import nnx
 
-from jaxformer.errors import UsageError
 from jaxformer.parity.comparison.reference_run import ReferenceRun
-from jaxformer.parity.matching.calls.calls import MatchedCall, Unmatched, match_calls
+from jaxformer.parity.matching.arguments import aligned, laid_as
 from jaxformer.parity.matching.pairs import Pair
-from jaxformer.parity.matching.positions import (
-    Tables,
-    made_in,
-    nearest_tables,
-    reference_tables,
-)
+from jaxformer.parity.matching.positions import Made, Tables, nearest_tables, reference_tables
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import jax_trace, torch_trace
-from jaxformer.parity.recording.jax_values import refill, refill_integers
-from jaxformer.parity.repro.modules import encode, run_reference
+from jaxformer.parity.recording.jax_values import (
+    float_arrays,
+    integer_arrays,
+    refill,
+    refill_integers,
+)
+from jaxformer.parity.recording.torch_values import array, as_numpy, floats, is_integer
+from jaxformer.parity.repro.calls import RecordedCall
+from jaxformer.parity.repro.modules import ReferenceOutcome, encode, run_reference
+from jaxformer.porting.mapping.packings import ONE_TO_ONE
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.positions import Rotary
+
+Calls = Mapping[str, RecordedCall]
 
 
 class ReproContents:
@@ -31,7 +33,8 @@ class ReproContents:
     Args:
         reference: the whole reference.
         pair: the modules to show.
-        calls: of the whole candidate, by path.
+        right: the calls of the reference's modules in the whole model, by path.
+        own: those of the candidate's.
         candidate: the whole candidate.
         backward: whether gradients are compared too.
         wrong_weights: what the reference has in place of the candidate's wrong weights, by name.
@@ -44,14 +47,15 @@ class ReproContents:
         groups: inputs of the candidate whose gradients are known only as a sum.
 
     Raises:
-        UsageError: the pair cannot be run by itself, or its arguments cannot be written.
+        UsageError: the arguments of the modules cannot be written.
     """
 
     def __init__(
         self,
         reference: ReferenceRun,
         pair: Pair,
-        calls: Mapping[str, jax_trace.JaxCall],
+        right: Calls,
+        own: Calls,
         candidate: Any,
         backward: bool,
         wrong_weights: Mapping[str, np.ndarray],
@@ -59,29 +63,25 @@ class ReproContents:
         self.reference, self.candidate, self.pair = reference, candidate, pair
         self.backward = backward
         self.arrays: dict[str, np.ndarray] = {}
-        if found := reference_tables(reference.module, made_in(reference.trace)):
+        made = {path: Made(0, [_arrays(call.output)]) for path, call in right.items()}
+        if found := reference_tables(reference.module, made):
             _, (cos, sin) = self._tables_of(found)
             self.arrays |= {"tables/cos": cos, "tables/sin": sin}
-        self.reference_calls, traces, gradients = self._run_reference_modules()
-        isolated = torch_trace.Trace(
-            {path: trace.calls[""] for path, trace in zip(pair.reference, traces, strict=True)},
-            [],
-        )
-        first = {name: dataclasses.replace(call, later=[]) for name, call in calls.items()}
-        matched = match_calls(pair, first, isolated)
-        if isinstance(matched, Unmatched):
-            where = pair.path or "the model"
-            raise UsageError(f"{where} cannot be shown by itself: {matched.message}")
+        self._own = [own[path] for path in pair.candidate]
+        self._right = [right[path] for path in pair.reference]
+        # The names of the float tensors that entered the reference's first module.
+        self._entered: list[str] = []
+        self.reference_calls, self._outcomes = self._run_reference_modules()
         self.candidate_calls = [
-            self._encode_candidate_call(matched[0], place) for place in range(len(pair.candidate))
+            self._encode_candidate_call(place) for place in range(len(pair.candidate))
         ]
         self.groups: list[list[int]] = []
-        self._expect_outputs(matched[0])
+        self._expect_outputs()
         self._expect_of_parameters("weight", wrong_weights.items())
         if backward:
-            self._expect_input_gradients(matched[0])
+            self._expect_input_gradients()
         if backward and reference.plan is not None:
-            self._expect_parameter_gradients(reference.plan, gradients)
+            self._expect_parameter_gradients(reference.plan)
 
     def _tables_of(self, found: list[tuple[str, Tables]]) -> tuple[str, Tables]:
         """Returns of the reference's rotary tables those of the module that is shown."""
@@ -91,66 +91,128 @@ class ReproContents:
                 return nearest_tables(node, found)
         return found[0]
 
-    def _run_reference_modules(
-        self,
-    ) -> tuple[list[dict[str, Any]], list[torch_trace.Trace], dict[str, np.ndarray]]:
+    def _run_reference_modules(self) -> tuple[list[dict[str, Any]], list[ReferenceOutcome]]:
         """Runs each module of the reference by itself, called as in the whole model.
 
         Returns:
-            How each is called, what was recorded of it, and the gradients of all parameters.
+            How each is called, and what it gives.
         """
-        calls, traces = [], []
-        gradients: dict[str, np.ndarray] = {}
-        for place, path in enumerate(self.pair.reference):
+        calls, outcomes = [], []
+        for place, (path, call) in enumerate(zip(self.pair.reference, self._right, strict=True)):
             module = self.reference.module.get_submodule(path)
             self._add(f"reference/{place}/state", _state_of(module))
-            call = self.reference.trace.calls[path]
-            encoded, arguments = _encode_call(call.args, call.kwargs)
-            trace, found = run_reference(module, encoded, arguments, backward=self.backward)
+            seen: dict[int, str] = {}
+            encoded, arguments = _encode_call(call.args, call.kwargs, seen)
+            if not place:
+                tensors = floats([list(call.args), dict(call.kwargs)])
+                self._entered = [seen[id(one)] for one in tensors]
+            made = run_reference(module, encoded, arguments, backward=self.backward)
             self._add(f"reference/{place}/arguments", arguments)
-            self._add(f"reference/{place}/output", dict(enumerate(trace.outputs[:1])))
+            self._add(f"reference/{place}/output", dict(enumerate(made.outputs[:1])))
             calls.append({"path": path, **encoded})
-            traces.append(trace)
-            gradients |= {f"{path}.{name}".lstrip("."): each for name, each in found.items()}
-        return calls, traces, gradients
+            outcomes.append(made)
+        return calls, outcomes
 
-    def _encode_candidate_call(self, matched_call: MatchedCall, place: int) -> dict[str, Any]:
+    def _entering(self, place: int) -> list[tuple[int, int]]:
+        """Returns which float arguments of a module of the candidate are the reference's."""
+        call = self._own[place]
+        return aligned(
+            [*map(np.asarray, float_arrays((call.args, call.kwargs)))],
+            _arrays([list(self._right[0].args), dict(self._right[0].kwargs)]),
+        )
+
+    def _encode_candidate_call(self, place: int) -> dict[str, Any]:
         """Encodes the call of a candidate's module, with the values of the reference."""
-        path = self.pair.candidate[place]
+        path, call = self.pair.candidate[place], self._own[place]
         owner, method = jax_modules.resolve(self.candidate, path)
         state = jax_modules.parameters_of(owner)
         self._add(f"candidate/{place}/state", {n: np.asarray(value) for n, value in state.items()})
-        call = matched_call.candidate[place]
-        args, kwargs = refill((call.args, call.kwargs), matched_call.inputs(place))
-        args, kwargs = refill_integers((args, kwargs), matched_call.integers(place))
-        encoded, arguments = _encode_call(args, kwargs)
+        own = [*map(np.asarray, float_arrays((call.args, call.kwargs)))]
+        given = _arrays([list(self._right[0].args), dict(self._right[0].kwargs)])
+        right: list[Any] = [None] * len(own)
+        for n, other in self._entering(place):
+            right[n] = laid_as(given[other], own[n])
+        args, kwargs = refill((call.args, call.kwargs), right)
+        args, kwargs = refill_integers((args, kwargs), self._integers(place))
+        encoded, arguments = _encode_call(args, kwargs, {})
         self._add(f"candidate/{place}/arguments", arguments)
         return {"path": path, "method": method, **encoded}
 
-    def _expect_outputs(self, matched_call: MatchedCall) -> None:
+    def _integers(self, place: int) -> list[np.ndarray]:
+        """Returns the integer input, where both sides take just one, of the same shape."""
+        call, right = self._own[place], self._right[0]
+        own = integer_arrays((call.args, call.kwargs))
+        values = [*right.args, *right.kwargs.values()]
+        others = [as_numpy(one) for one in values if is_integer(one)]
+        is_same = len(own) == len(others) == 1 and own[0].shape == others[0].shape
+        return others if is_same else []
+
+    def _outputs(self, place: int, made: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        """Returns for each array that a module of the candidate returns the reference's.
+
+        Args:
+            place: of the module in the pair.
+            made: what each module of the reference returns first; of a single one all of it.
+        """
+        own = [*map(np.asarray, float_arrays(self._own[place].output))]
+        found: list[np.ndarray | None] = [None] * len(own)
+        if self.pair.packing is not ONE_TO_ONE:
+            shapes = [float_arrays(call.output)[0].shape for call in self._own]
+            joined = [*made[: len(self._right)]]
+            wide = [(*joined[0].shape[:-1], shape[-1]) for shape in shapes]
+            found[0] = self.pair.unpack(joined, wide)[place].reshape(own[0].shape)
+            return found
+        for n, other in aligned(own, made):
+            found[n] = laid_as(made[other], own[n])
+        return found
+
+    def _made(self) -> list[np.ndarray]:
+        if self.pair.packing is ONE_TO_ONE:
+            return self._outcomes[0].outputs
+        return [one.outputs[0] for one in self._outcomes]
+
+    def _expect_outputs(self) -> None:
         """Adds the reference's outputs, in the candidate's layout."""
-        for place in range(len(matched_call.candidate)):
-            for n, expected in enumerate(matched_call.outputs(place)):
+        for place in range(len(self._own)):
+            for n, expected in enumerate(self._outputs(place, self._made())):
                 if expected is not None:
                     self.arrays[f"expected/{place}/output/{n}"] = expected
 
-    def _expect_input_gradients(self, matched_call: MatchedCall) -> None:
+    def _expect_input_gradients(self) -> None:
         """Adds the reference's gradients of outputs and inputs, in the candidate's layout."""
-        for place, call in enumerate(matched_call.candidate):
-            shapes = [np.shape(a) for a in call.outputs]
-            for n, cotangent in enumerate(matched_call.output_gradients(place)):
+        cotangents = [one.cotangent for one in self._outcomes if one.cotangent is not None]
+        if not cotangents:
+            return
+        made = [cotangents[0], *map(np.zeros_like, self._outcomes[0].outputs[1:])]
+        if self.pair.packing is not ONE_TO_ONE:
+            made = cotangents
+        for place, call in enumerate(self._own):
+            own = float_arrays(call.output)
+            for n, right in enumerate(self._outputs(place, self._made())):
+                # In the layout that the output itself has.
+                found = None if right is None else self._outputs(place, made)[n]
                 self.arrays[f"candidate/{place}/cotangents/{n}"] = (
-                    np.zeros(shapes[n]) if cotangent is None else cotangent
+                    np.zeros(own[n].shape) if found is None else found
                 )
-        gradients = matched_call.input_gradients()
-        for group in matched_call.groups():
-            expected = gradients[group[0]]
-            if expected is not None:
-                self.arrays[f"expected/0/input/{len(self.groups)}"] = expected
-                self.groups.append(list(group))
+        own = [*map(np.asarray, float_arrays((self._own[0].args, self._own[0].kwargs)))]
+        groups: dict[str, list[int]] = {}
+        for n, other in self._entering(0):
+            groups.setdefault(self._entered[other], []).append(n)
+        for name, group in groups.items():
+            gradients = [one.input_gradients.get(name) for one in self._outcomes]
+            known = [one for one in gradients if one is not None]
+            if known:
+                total = np.sum(known, axis=0)
+                self.arrays[f"expected/0/input/{len(self.groups)}"] = laid_as(total, own[group[0]])
+                self.groups.append(group)
 
-    def _expect_parameter_gradients(self, plan: Plan, found: Mapping[str, np.ndarray]) -> None:
+    def _expect_parameter_gradients(self, plan: Plan) -> None:
         """Adds the reference's gradients of parameters, in the candidate's layout."""
+        found = {
+            f"{path}.{name}".lstrip("."): gradient
+            for path, one in zip(self.pair.reference, self._outcomes, strict=True)
+            for name, gradient in one.gradients.items()
+        }
         for link in plan.links:
             if not found.keys() >= set(link.source):
                 continue
@@ -170,12 +232,38 @@ class ReproContents:
         self.arrays |= {f"{start}/{name}": array for name, array in arrays.items()}
 
 
+def can_be_shown(pair: Pair, right: Calls, own: Calls) -> bool:
+    """Returns whether a pair can be run by itself: both sides call it, and return the same."""
+    if not pair.can_run_isolated:
+        return False
+    if not (right.keys() >= set(pair.reference) and own.keys() >= set(pair.candidate)):
+        return False
+    made = [float_arrays(own[path].output) for path in pair.candidate]
+    others = [_arrays(right[path].output) for path in pair.reference]
+    if not all(made) or not all(others):
+        return False
+    if pair.packing is not ONE_TO_ONE:
+        return True
+    found = aligned([*map(np.asarray, made[0])], others[0])
+    return any(place == 0 for place, _ in found)
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    """Returns the float tensors of a nested value as arrays."""
+    return [*map(array, floats(value))]
+
+
 def _encode_call(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
+    args: Sequence[Any], kwargs: Mapping[str, Any], seen: dict[int, str]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Encodes the arguments of a call; the arrays among them are returned apart."""
+    """Encodes the arguments of a call; the arrays among them are returned apart.
+
+    Args:
+        args: positional arguments.
+        kwargs: named arguments.
+        seen: gets the name of each array, by its identity.
+    """
     arrays: dict[str, np.ndarray] = {}
-    seen: dict[int, str] = {}
     encoded = {
         "args": [encode(each, arrays, seen) for each in args],
         "kwargs": {name: encode(each, arrays, seen) for name, each in kwargs.items()},
@@ -189,4 +277,4 @@ def _state_of(module: Any) -> dict[str, np.ndarray]:
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
-    return {name: np.asarray(torch_trace.as_numpy(value.detach())) for name, value in named}
+    return {name: np.asarray(as_numpy(value.detach())) for name, value in named}

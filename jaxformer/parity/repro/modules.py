@@ -1,6 +1,7 @@
 """Builds the modules of a repro, gives them weights, and encodes what they are called with."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +12,16 @@ from jaxformer.config_tree import from_dict
 from jaxformer.errors import UsageError
 from jaxformer.parameters import abstract_module, join_path, merge
 from jaxformer.parity.matching.positions import give_tables, table_difference
-from jaxformer.parity.recording.calls import torch_trace
-from jaxformer.parity.recording.calls.torch_isolated import Directions, pull_back
+from jaxformer.parity.recording.torch_values import (
+    array,
+    as_numpy,
+    everything_in_float64,
+    floats,
+    in_float64,
+    require_torch,
+    tensor,
+    without_fast_path,
+)
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
@@ -21,9 +30,26 @@ from jaxformer.positions import Rotary
 Arrays = Mapping[str, np.ndarray]
 
 
+@dataclasses.dataclass(frozen=True)
+class ReferenceOutcome:
+    """What a module of the reference gives by itself, in float64.
+
+    Attributes:
+        outputs: the float arrays of its result.
+        cotangent: the random gradient of the first of them; None for no gradients.
+        input_gradients: of its float arguments, by name.
+        gradients: of its parameters, by name.
+    """
+
+    outputs: list[np.ndarray]
+    cotangent: np.ndarray | None = None
+    input_gradients: Arrays = dataclasses.field(default_factory=dict)
+    gradients: Arrays = dataclasses.field(default_factory=dict)
+
+
 def run_reference(
     module: Any, call: Mapping[str, Any], arrays: Arrays, *, backward: bool
-) -> tuple[torch_trace.Trace, dict[str, np.ndarray]]:
+) -> ReferenceOutcome:
     """Runs one module of the reference by itself, in float64.
 
     Args:
@@ -31,35 +57,37 @@ def run_reference(
         call: its arguments, encoded.
         arrays: the arrays among the arguments, by name.
         backward: whether to compute gradients too, from a random gradient of the output.
-
-    Returns:
-        What was recorded, and the gradients of the parameters that it uses.
     """
-    names = list(arrays)
-
-    def run(module: Any, given: Sequence[Any]) -> Any:
-        tensors = dict(zip(names, given, strict=True))
-        args = [decode(each, tensors) for each in call["args"]]
-        return module(
-            *args, **{name: decode(each, tensors) for name, each in call["kwargs"].items()}
-        )
-
-    def cotangent(place: int, output: np.ndarray) -> np.ndarray | None:
+    torch = require_torch()
+    wide = in_float64(module)
+    tensors = {name: tensor(array) for name, array in arrays.items()}
+    leaves = {name: one for name, one in tensors.items() if one.is_floating_point()}
+    parameters = dict(wide.named_parameters(remove_duplicate=False))
+    parameters = {name: one for name, one in parameters.items() if one.is_floating_point()}
+    for one in (*leaves.values(), *parameters.values()):
+        one.requires_grad_(backward)
+    args = [decode(each, tensors) for each in call["args"]]
+    kwargs = {name: decode(each, tensors) for name, each in call["kwargs"].items()}
+    with everything_in_float64(), without_fast_path(), torch.set_grad_enabled(backward):
+        made = floats(wide(*args, **kwargs))
+        outputs = [array(one) for one in made]
+        if not backward or not made or not made[0].requires_grad:
+            return ReferenceOutcome(outputs)
         # Random, so that every element of the output has an effect.
-        return None if place else np.random.default_rng(0).standard_normal(output.shape)
-
-    wide = torch_trace.in_float64(module)
-    with torch_trace.exactly():
-        trace = torch_trace.run(
-            wide, [arrays[name] for name in names], call=run, keep=lambda path: path == "",
-            weights=False,
+        cotangent = np.random.default_rng(0).standard_normal(outputs[0].shape)
+        found = torch.autograd.grad(
+            made[0], [*leaves.values(), *parameters.values()], torch.from_numpy(cotangent),
+            allow_unused=True,
         )  # fmt: skip
-        gradients: dict[str, np.ndarray] = {}
-        if backward:
-            found = pull_back(wide, "", trace.calls[""], {}, Directions(cotangent)).parameters
-            named = wide.named_parameters(remove_duplicate=False)
-            gradients = {name: found[id(p)] for name, p in named if id(p) in found}
-    return trace, gradients
+    gradients = [None if one is None else array(one) for one in found]
+    inputs = dict(zip(leaves, gradients[: len(leaves)], strict=True))
+    own = dict(zip(parameters, gradients[len(leaves) :], strict=True))
+    return ReferenceOutcome(
+        outputs,
+        cotangent,
+        {name: one for name, one in inputs.items() if one is not None},
+        {name: one for name, one in own.items() if one is not None},
+    )
 
 
 def encode(value: Any, arrays: dict[str, np.ndarray], seen: dict[int, str]) -> Any:
@@ -111,7 +139,7 @@ def build_reference(library: str, kind: str, config: Mapping[str, Any]) -> Any:
     Raises:
         UsageError: the library is not installed, or not one of these.
     """
-    torch = torch_trace.require_torch()
+    torch = require_torch()
     with torch.device("meta"):
         if library == "torch_ref":
             return make_twin(_parse_config(kind, config))
@@ -165,11 +193,11 @@ def load_state(module: Any, state: Mapping[str, StoredTensor]) -> Any:
     if own.keys() != state.keys():
         listed = ", ".join(sorted(own.keys() ^ state.keys()))
         raise UsageError(f"the reference's module has not the arrays of the repro: {listed}")
-    torch = torch_trace.require_torch()
-    for name, tensor in state.items():
+    torch = require_torch()
+    for name, stored in state.items():
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
-        value = as_tensor(tensor.read())
+        value = as_tensor(stored.read())
         if leaf in owner._parameters:
             owner._parameters[leaf] = torch.nn.Parameter(
                 value, requires_grad=value.is_floating_point()
@@ -207,5 +235,5 @@ def share_saved_tables(module: Any, tables: Mapping[str, StoredTensor]) -> None:
 
 def _array(value: Any) -> np.ndarray:
     if hasattr(value, "untyped_storage"):
-        return np.asarray(torch_trace.as_numpy(value))
+        return np.asarray(as_numpy(value))
     return np.asarray(value)

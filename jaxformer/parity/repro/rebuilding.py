@@ -51,7 +51,7 @@ def reference_recipe(
             state = _inside(arrays, f"reference/{place}/state/")
             load_state(rebuilt, {name: StoredTensor.of(array) for name, array in state.items()})
             given = _inside(arrays, f"reference/{place}/arguments/")
-            output = run_reference(rebuilt, call, given, backward=False)[0].outputs[0]
+            output = run_reference(rebuilt, call, given, backward=False).outputs[0]
             if judge(output, arrays[f"reference/{place}/output/0"]).is_bug:
                 raise UsageError("it was changed after it was built")
     except (JaxformerError, AttributeError, TypeError, ValueError, RuntimeError) as error:

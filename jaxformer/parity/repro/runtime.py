@@ -14,9 +14,8 @@ from jaxformer.parity.findings import Difference
 from jaxformer.parity.judging.weights import weight_difference
 from jaxformer.parity.matching.positions import match_alibi_slopes
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import jax_isolated as isolated_run
-from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.text import scientific
+from jaxformer.parity.repro.calls import Outcome, run_candidate
 from jaxformer.parity.repro.modules import (
     build_candidate,
     build_reference,
@@ -122,21 +121,21 @@ class Repro:
         """
         reference_modules = reference if isinstance(reference, list) else [reference]
         candidate_modules = candidate if isinstance(candidate, list) else [candidate]
-        traces = [
+        outputs = [
             run_reference(
                 load_state(module, self.stored(f"reference/{place}/state/")),
                 call,
                 self.arrays(f"reference/{place}/arguments/"),
                 backward=False,
-            )[0]
+            ).outputs
             for place, (module, call) in enumerate(
                 zip(reference_modules, self.about["reference"]["calls"], strict=True)
             )
         ]
         changed = any(
             judge(output, self.tensors[f"reference/{place}/output/{n}"].read()).is_bug
-            for place, trace in enumerate(traces)
-            for n, output in enumerate(trace.outputs[:1])
+            for place, made in enumerate(outputs)
+            for n, output in enumerate(made[:1])
         )
         with jax.enable_x64(True), match_alibi_slopes(reference_modules[0]):
             return ReproResult(self._differences(candidate_modules), changed)
@@ -191,19 +190,17 @@ class _CandidateRun:
         call = repro.about["candidate"]["calls"][place]
         self.method = call["method"]
         given = repro.arrays(f"{side}/arguments/")
-        self.call = jax_trace.JaxCall(
-            tuple(decode(each, given) for each in call["args"]),
-            {name: decode(each, given) for name, each in call["kwargs"].items()},
-            0,
-        )
+        self.args = [decode(each, given) for each in call["args"]]
+        self.kwargs = {name: decode(each, given) for name, each in call["kwargs"].items()}
         cotangents = repro.arrays(f"{side}/cotangents/")
         self.cotangents = [cotangents[name] for name in sorted(cotangents, key=int)] or None
 
     @functools.cache  # noqa: B019
-    def outcome(self, dtype: str) -> isolated_run.IsolatedOutcome:
+    def outcome(self, dtype: str) -> Outcome:
         """Runs the module in a dtype."""
-        function = isolated_run.IsolatedModule(self.module, self.method, self.call, {}, dtype)
-        return function.run(self.cotangents)
+        return run_candidate(
+            self.module, self.method, self.args, self.kwargs, self.cotangents, dtype
+        )
 
     def measured(self, kind: str, which: str, dtype: str) -> np.ndarray:
         """Returns an output by its number, or the gradient of a parameter by its name."""

@@ -12,13 +12,21 @@ import numpy as np
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.judging.weights import find_wrong_weights
-from jaxformer.parity.matching.calls.calls import Unmatched, match_calls
+from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
 from jaxformer.parity.matching.pairs import TIED_HEAD, Pair
 from jaxformer.parity.matching.positions import match_alibi_slopes, position_ids_from_mask
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.recording.torch_values import (
+    everything_in_float64,
+    in_float64,
+    is_float,
+    require_torch,
+    tensor,
+    without_fast_path,
+)
 from jaxformer.parity.report.files import write_text
-from jaxformer.parity.repro.contents import ReproContents
+from jaxformer.parity.repro.calls import RecordedCall, record_candidate, record_reference
+from jaxformer.parity.repro.contents import Calls, ReproContents, can_be_shown
 from jaxformer.parity.repro.rebuilding import candidate_recipe, reference_recipe
 from jaxformer.parity.repro.runtime import FORMAT, Repro
 from jaxformer.porting.formats.safetensors_files import write_safetensors
@@ -99,22 +107,20 @@ def write_repro(
         given = reference.inputs if jax_inputs is None else jax_inputs
         candidate = jax_modules.in_dtype(jax_module, "float64")
         pairs = reference.pairs_with(jax_module)
-        known = {
-            path: call.positions
-            for path, call in reference.trace.calls.items()
-            if call.positions is not None
-        }
-        padding = reference.trace.padding
-        counted = {} if jax_call else position_ids_from_mask(candidate, pairs, known, padding)
+        right = _record_reference(reference)
+        counted = {} if jax_call else _counted_positions(reference, candidate, pairs)
         run = jax_call or (lambda module, given: module(*given, **counted))
-        calls, _ = jax_trace.trace(candidate, lambda module: run(module, given))
-        pair = _choose_pair(path, reference, pairs, calls)
+        own = record_candidate(
+            candidate, {p for pair in pairs for p in pair.candidate},
+            lambda module: run(module, given),
+        )  # fmt: skip
+        pair = _choose_pair(path, reference, pairs, right, own)
         wrong = (
             {}
             if reference.plan is None
             else find_wrong_weights(jax_modules.parameters_of(jax_module), reference.plan.tensors)
         )
-        contents = ReproContents(reference, pair, calls, candidate, backward, wrong)
+        contents = ReproContents(reference, pair, right, own, candidate, backward, wrong)
     made = not folder.exists()
     try:
         folder.mkdir(exist_ok=True)
@@ -128,11 +134,38 @@ def write_repro(
     return Repro(folder)
 
 
+def _record_reference(reference: ReferenceRun) -> dict[str, RecordedCall]:
+    """Returns the first calls of all modules of the reference in float64, by path."""
+    wide = in_float64(reference.module)
+    inputs = [tensor(x) if isinstance(x, np.ndarray) else x for x in reference.inputs]
+    inputs = [x.double() if is_float(x) else x for x in inputs]
+    with everything_in_float64(), without_fast_path(), require_torch().no_grad():
+        return record_reference(
+            wide, reference.modules.keys(), lambda: reference.call(wide, inputs)
+        )
+
+
+def _counted_positions(
+    reference: ReferenceRun, candidate: Any, pairs: Sequence[Pair]
+) -> dict[str, np.ndarray]:
+    """Returns the argument ``positions`` of a candidate whose reference counts them by a mask."""
+    watched = {path for pair in pairs for path in pair.reference}
+    ran = reference.record(watched, lambda value: None)
+    given = {
+        path: calls[0].positions.data
+        for path, calls in ran.calls.items()
+        if calls[0].positions is not None
+    }
+    padding = ReferenceAttention(ran.softmaxes).padding
+    return position_ids_from_mask(candidate, pairs, given, padding)
+
+
 def _choose_pair(
     path: str,
     reference: ReferenceRun,
     pairs: Sequence[Pair],
-    calls: Mapping[str, jax_trace.JaxCall],
+    right: Calls,
+    own: Calls,
 ) -> Pair:
     """Returns the pair of a node, or the innermost enclosing one that can run by itself."""
     known = {name for name, _ in reference.module.named_modules()}
@@ -141,7 +174,7 @@ def _choose_pair(
         for pair in pairs
         if pair.candidate != (TIED_HEAD,)
         and known.issuperset(pair.reference)
-        and not isinstance(match_calls(pair, calls, reference.trace), Unmatched)
+        and can_be_shown(pair, right, own)
     ]
     paths = path.split(" + ")
     enclosing = [

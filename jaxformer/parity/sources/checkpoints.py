@@ -14,7 +14,7 @@ from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
-from jaxformer.parity.recording.calls.torch_trace import require_torch
+from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.sources.transformers_folders import from_transformers
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint

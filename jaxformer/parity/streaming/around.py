@@ -15,6 +15,7 @@ from jaxformer.parity.comparison.parts import Found, Part, compare_part
 from jaxformer.parity.judging.module_nodes import described
 from jaxformer.parity.judging.module_rounding import Output, OutputPart, with_rounding
 from jaxformer.parity.judging.verdicts import judge_node, worst_difference
+from jaxformer.parity.matching.arguments import aligned, laid_as
 from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.matching.operators.values import Index
 from jaxformer.parity.recording import torch_values
@@ -28,13 +29,7 @@ from jaxformer.parity.recording.operators.narrow_runs import (
     run_reference_in,
 )
 from jaxformer.parity.recording.operators.torch_run import run_torch
-from jaxformer.parity.streaming.blocks import (
-    Sides,
-    aligned,
-    in_host_memory,
-    laid_as,
-    on_reference_inputs,
-)
+from jaxformer.parity.streaming.blocks import Sides, in_host_memory, on_reference_inputs
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Given
 from jaxformer.parity.streaming.products import (
     arrays_of,
@@ -80,10 +75,8 @@ class Around:
         # Which floats that enter are the same on both sides.
         self.places = {
             other: aligned(
-                in_host_memory(sides.candidate.given[path]),
-                torch_values.floats(
-                    [list(sides.reference.given[other][0]), sides.reference.given[other][1]]
-                ),
+                _floats(in_host_memory(sides.candidate.given[path])),
+                [*map(torch_values.array, torch_values.floats(list(sides.reference.given[other])))],
             )
             for path, other in self.answered.items()
         }
@@ -240,6 +233,10 @@ class Around:
                 lambda: head.candidate_run(candidate), lambda: head.reference_run(reference),
             )  # fmt: skip
         return dataclasses.replace(found, nodes=nodes, outputs=()), looks
+
+
+def _floats(given: Given) -> list[Any]:
+    return float_arrays((given.args, given.kwargs))
 
 
 def _new_floats(reference: ReferencePass, path: str) -> list[int]:

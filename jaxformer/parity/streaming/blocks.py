@@ -15,11 +15,11 @@ from jaxformer.parity.findings import Difference, Node
 from jaxformer.parity.judging.module_rounding import with_rounding
 from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.weights import compare_weight, weight_difference
-from jaxformer.parity.matching.operators.layouts import nearest_layout
+from jaxformer.parity.matching.arguments import aligned, laid_as
 from jaxformer.parity.matching.operators.values import Index
 from jaxformer.parity.matching.pairs import Pair
 from jaxformer.parity.recording import torch_values
-from jaxformer.parity.recording.jax_values import float_arrays, is_float
+from jaxformer.parity.recording.jax_values import is_float
 from jaxformer.parity.recording.operators.narrow_runs import (
     NarrowRun,
     run_candidate_in,
@@ -197,33 +197,6 @@ def in_host_memory(given: Given) -> Given:
     return Given(*jax.tree.map(on_host, (given.args, given.kwargs)))
 
 
-def aligned(given: Given, tensors: Sequence[Any]) -> list[tuple[int, int]]:
-    """Returns which floats that a module of the candidate was given are which of the reference's.
-
-    Of several of one size the nearest counts.
-
-    Args:
-        given: the candidate's arguments, in host memory.
-        tensors: the floats that the reference's module was given.
-
-    Returns:
-        places among the floats of both sides.
-    """
-    arrays = {n: torch_values.array(t).astype(np.float64) for n, t in enumerate(tensors)}
-    pairs = []
-    for place, leaf in enumerate(float_arrays((given.args, given.kwargs))):
-        found = [
-            (near[1], n)
-            for n, array in arrays.items()
-            if array.size == leaf.size
-            if (near := nearest_layout(array, leaf.astype(np.float64))) is not None
-        ]
-        if found:
-            pairs.append((place, min(found)[1]))
-            del arrays[pairs[-1][1]]
-    return pairs
-
-
 def on_reference_inputs(given: Given, tensors: Sequence[Any]) -> Given:
     """Returns what a module of the candidate was given, with the reference's numbers.
 
@@ -233,14 +206,8 @@ def on_reference_inputs(given: Given, tensors: Sequence[Any]) -> Given:
     """
     leaves, structure = jax.tree.flatten((given.args, given.kwargs))
     floats = [n for n, leaf in enumerate(leaves) if is_float(leaf)]
-    for place, n in aligned(given, tensors):
-        leaves[floats[place]] = laid_as(torch_values.array(tensors[n]), leaves[floats[place]])
+    arrays = [torch_values.array(tensor) for tensor in tensors]
+    for place, n in aligned([leaves[n] for n in floats], arrays):
+        leaves[floats[place]] = laid_as(arrays[n], leaves[floats[place]])
     args, kwargs = jax.tree.unflatten(structure, leaves)
     return Given(args, kwargs)
-
-
-def laid_as(right: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Returns an array of the reference in the layout of the candidate's, in float64."""
-    right, own = right.astype(np.float64), own.astype(np.float64)
-    near = nearest_layout(right, own) if right.shape != own.shape else None
-    return right if near is None else near[0].apply(right)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.recording.twins import join_twins
 from jaxformer.parity.sources.checkpoints import (
     Source,
@@ -38,7 +38,7 @@ class EmptyReference:
     """
 
     def __init__(self, source: Source):
-        torch = torch_trace.require_torch()
+        torch = require_torch()
         with _parameters_without_numbers():
             is_transformer, library = uses_transformers(source)
             module = empty_transformer(source) if is_transformer else make_twin(source.config)
@@ -70,7 +70,7 @@ class EmptyReference:
 @contextlib.contextmanager
 def _parameters_without_numbers() -> Iterator[None]:
     """Makes every new parameter a shape inside the ``with`` block; buffers are computed."""
-    torch = torch_trace.require_torch()
+    torch = require_torch()
     original = torch.nn.Module.register_parameter
 
     def register(self: Any, name: str, parameter: Any) -> None:

@@ -23,7 +23,7 @@ from jaxformer.parity.matching.pairs import (
 )
 from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.packings import ONE_TO_ONE
 from jaxformer.porting.mapping.plans import Plan
@@ -145,7 +145,7 @@ def _find_wide(
     candidate: Any, pairs: Mapping[str, Pair], modules: Mapping[str, Any]
 ) -> tuple[dict[str, Pair], dict[str, Pair]]:
     """Returns large embeddings and large products with the vocabulary, around the blocks."""
-    torch = torch_trace.require_torch()
+    torch = require_torch()
     shapes = parameter_shapes(candidate)
     lookups: dict[str, Pair] = {}
     heads: dict[str, Pair] = {}

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.parity.comparison import code_lines
 from jaxformer.parity.comparison.api import compare
 from jaxformer.parity.report.report import Report
 from tests.parity.test_user_modules import NAMES, CandidateMlp, ReferenceMlp
@@ -67,21 +66,15 @@ def test_a_gradient_that_stops_in_our_own_model():
 
 
 @pytest.mark.tier("full")
-def test_the_same_bug_in_every_layer_is_looked_into_once(monkeypatch):
-    looked = []
-    original = code_lines.compare_operators
-    monkeypatch.setattr(
-        code_lines, "compare_operators", lambda *args: looked.append(1) or original(*args)
-    )
+def test_the_same_bug_in_every_layer_has_the_same_diagnosis():
     found = subject("llama")
     candidate = found.fresh()
     for block in candidate.blocks:
         block.attention.scale *= 2
     report = found.compare(candidate)
-    assert len(report.root_causes) == len(candidate.blocks) > len(looked) == 1
-    diagnoses = {cause.diagnosis for cause in report.root_causes}
-    assert len(diagnoses) == 1
-    assert "must be" in diagnoses.pop()
+    assert len(report.root_causes) == len(candidate.blocks)
+    (diagnosis,) = {cause.diagnosis for cause in report.root_causes}
+    assert "must be" in diagnosis
 
 
 @pytest.mark.parametrize(
@@ -208,11 +201,3 @@ def test_a_wrong_weight_of_modules_by_name_is_named():
     candidate.up.kernel.set_value(jnp.asarray(candidate.up.kernel[...]).at[3, 5].add(1e-3))
     report = compare(reference, candidate, [hidden()], names=NAMES)
     assert report.weights == ("up.kernel is not first.weight: equal but for entries 3 of axis 0",)
-
-
-def test_without_a_bug_nothing_is_run_again(monkeypatch):
-    looked = []
-    monkeypatch.setattr(code_lines, "PairFunctions", lambda *args: looked.append(args))
-    found = subject("gpt2")
-    assert found.compare(found.fresh()).verdict == "rounding"
-    assert not looked

@@ -9,8 +9,9 @@ import pytest
 
 from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.comparison.reference_run import ReferenceRun
-from jaxformer.parity.recording.calls.padding import drop_unused_tokens, find_padding
-from jaxformer.parity.recording.calls.torch_recorder import TorchCall
+from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention, used_rows
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.torch_recorder import Softmax
 from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
 from tests.support.subjects import B, D, F, Mutated, Subject, T, hugging_face, ids
@@ -110,8 +111,14 @@ def test_positions_that_the_caller_gives_are_judged_at_real_tokens(opt):
 
 
 def states(allowed):
-    """Returns a call of attention with one head, given what was allowed (B, T, S)."""
-    return TorchCall(0, allowed=[np.where(allowed, 1, -1)[:, None].astype(np.int8)])
+    """Returns a softmax of one head, given what was allowed (B, T, S)."""
+    scores = np.where(allowed, 0.0, -np.inf)[:, None]
+    return Softmax(0, Value(0, scores), Value(1, scores))
+
+
+def find_padding(softmaxes):
+    numbered = [one._replace(place=place + 1) for place, one in enumerate(softmaxes)]
+    return ReferenceAttention(numbered).padding
 
 
 CAUSAL = np.tril(np.ones((T, T), bool))
@@ -150,9 +157,14 @@ def test_without_padding_nothing_is_found(calls):
 def test_rows_are_dropped_only_from_arrays_of_the_tokens_shape():
     padding = find_padding([states(CAUSAL & MASKS["right"][:, None])])
     tokens, other = np.ones((B, T, D)), np.ones((B, D))
-    assert drop_unused_tokens(tokens, padding).shape == (MASKS["right"].sum(), D)
-    assert drop_unused_tokens(other, padding) is other
+    (rows,) = used_rows(tokens, padding.values())
+    assert rows.shape == (MASKS["right"].sum(), D)
+    assert list(used_rows(other, padding.values())) == []
     idle = np.zeros((B, T), bool)
     idle[0, 0] = True
-    assert drop_unused_tokens(tokens, padding, idle).shape == (MASKS["right"].sum() - 1, D)
-    assert drop_unused_tokens(tokens, {}, idle).shape == (B * T - 1, D)
+    (rows,) = used_rows(tokens, [*padding.values(), idle])
+    assert rows.shape == (MASKS["right"].sum() - 1, D)
+    (rows,) = used_rows(tokens, [idle])
+    assert rows.shape == (B * T - 1, D)
+    (rows,) = used_rows(tokens.swapaxes(0, 1), [idle])
+    assert rows.shape == (B * T - 1, D)

@@ -9,7 +9,8 @@ operators of the backward pass on the same tape.
 - ``running_again``: runs a part of a run once more, with other arrays.
 - ``kinds``: names of operators, by what they do.
 - ``tape``: all of them, in the order of a run.
-- ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
+- ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched;
+  ``torch_calls``: the calls of its modules.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.
 - ``torch_stops``: where it stops gradients.
 - ``torch_weights``: its weights in float64, in memory only while an operator reads them.

@@ -4,6 +4,7 @@ In go the two tapes and their anchors. Out come divergences: segments of the can
 something else than the reference's between the same places.
 
 - ``walk``: goes through the candidate's tape from anchor to anchor.
+- ``requirements``: what is known of modules, held against the values on the way.
 - ``ends``, ``false_anchors``: where a wrong segment ends, and where it begins; ``equal_ends``:
   which of equal values is wrong.
 - ``factors``: two factors of a product that are wrong at once.

@@ -1,10 +1,27 @@
-"""How a whole model of jaxformer is called, so that it computes all that its reference does."""
+"""How whole models are called, so that both sides compute all that they have in common."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.config_vision import VisionTransformerConfig
+
+
+def gives_last_logits(module: Any) -> bool:
+    """Returns whether a model is called as nanoGPT's, ``forward(idx, targets=None)``.
+
+    Without targets it gives the logits of the last position alone, and it has no cache.
+    """
+    return list(inspect.signature(module.forward).parameters) == ["idx", "targets"]
+
+
+def call_module(module: Any, *inputs: Any) -> Any:
+    """Calls a model whose user has not said how, so that it gives the logits of all positions."""
+    if len(inputs) == 1 and gives_last_logits(module):
+        # Any targets will do, as the loss is left out; it wants them in one piece.
+        return module(inputs[0], inputs[0].contiguous())[0]
+    return module(*inputs)
 
 
 def call_candidate(module: Any, inputs: Sequence[Any], **named: Any) -> Any:
