@@ -270,8 +270,11 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
 
     corpus = load_data(config, download=options.download)
 
-    from jaxformer.hardware.compilation_cache import use_compilation_cache
-    from jaxformer.training.experiment import Experiment
+    from jaxformer.hardware.memory import without_collection
+
+    with without_collection():
+        from jaxformer.hardware.compilation_cache import use_compilation_cache
+        from jaxformer.training.experiment import Experiment
 
     use_compilation_cache(options.compilation_cache)
     return options, out, Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 
 import jax
 import numpy as np
@@ -202,3 +203,23 @@ def addresses(state):
         for part in x.addressable_shards
         if part.data.size > 1
     ]
+
+
+def test_nothing_is_collected_within_the_block():
+    assert gc.isenabled()
+    with hardware_memory.without_collection():
+        assert not gc.isenabled()
+        with hardware_memory.without_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), hardware_memory.without_collection():
+        raise KeyError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with hardware_memory.without_collection():
+            pass
+        assert not gc.isenabled(), "who turned it off wants it off"
+    finally:
+        gc.enable()
