@@ -209,10 +209,12 @@ class Strategy(abc.ABC):
             shaped = self._place_input(starts.reshape(len(starts), *self._batch_shape), 2)
         arguments = (state, tokens, shaped, self._place_input(np.int32(count), None))
         if shaped.shape not in self._programs:
-            release_freed()
             ahead = self._compiled_ahead.pop(shaped.shape, None)
-            program = self.compile_steps(*arguments) if ahead is None else ahead.result()
-            self._programs[shaped.shape] = program
+            if ahead is None:
+                release_freed()
+                self._programs[shaped.shape] = self.compile_steps(*arguments)
+            else:
+                self._programs[shaped.shape] = ahead.result()
             release_freed()
         state, history, made = self._programs[shaped.shape](*arguments)
         history, made = self.fetch((history, made))
