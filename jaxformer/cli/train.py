@@ -266,12 +266,14 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
         if peek(arguments, "--vocab-size") is None and options.config_file is None:
             config = fit_vocabulary(preset, config)
 
+    from jaxformer.hardware.memory import without_collection
     from jaxformer.porting.data import load_data
 
     corpus = load_data(config, download=options.download)
 
-    from jaxformer.hardware.compilation_cache import use_compilation_cache
-    from jaxformer.training.experiment import Experiment
+    with without_collection(all_stays=True):
+        from jaxformer.hardware.compilation_cache import use_compilation_cache
+        from jaxformer.training.experiment import Experiment
 
     use_compilation_cache(options.compilation_cache)
     return options, out, Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)

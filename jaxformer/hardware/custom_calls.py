@@ -43,6 +43,17 @@ def load(name: str, options: Sequence[str]) -> ctypes.CDLL:
         raise UnavailableError(f"what was built cannot be loaded: {error}") from error
 
 
+def check(name: str, options: Sequence[str]) -> None:
+    """Checks that a library is built, or that there is a C compiler, which it does not wait for.
+
+    Raises:
+        UnavailableError: there is neither.
+    """
+    # Unlike Path.exists, this says no where the cache cannot be looked into.
+    if not os.path.exists(_path(name, options)):
+        _compiler()
+
+
 def register(library: ctypes.CDLL, targets: Sequence[str]) -> None:
     """Makes functions of a library known to XLA, for CPUs, by their names."""
     for target in targets:
@@ -50,27 +61,40 @@ def register(library: ctypes.CDLL, targets: Sequence[str]) -> None:
         jax.ffi.register_ffi_target(target, call, platform="cpu")
 
 
-def _build(name: str, options: Sequence[str]) -> Path:
-    source = FOLDER / f"{name}.c"
+def _path(name: str, options: Sequence[str]) -> Path:
+    """Returns where a library is once it is built."""
     known = [metadata.version("jaxlib"), processor_kind(), *OPTIONS, *options]
-    contents = [source.read_bytes(), SHARED.read_bytes(), *map(str.encode, known)]
-    folder = user_cache() / "custom_calls"
-    built = folder / f"{name}-{hashlib.sha256(bytes(1).join(contents)).hexdigest()[:16]}.so"
+    contents = [_source(name).read_bytes(), SHARED.read_bytes(), *map(str.encode, known)]
+    digest = hashlib.sha256(bytes(1).join(contents)).hexdigest()
+    return user_cache() / "custom_calls" / f"{name}-{digest[:16]}.so"
+
+
+def _source(name: str) -> Path:
+    return FOLDER / f"{name}.c"
+
+
+def _build(name: str, options: Sequence[str]) -> Path:
+    built = _path(name, options)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private(folder):
-            raise UnavailableError(f"others can write to {folder}")
+        built.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(built.parent):
+            raise UnavailableError(f"others can write to {built.parent}")
         if not built.exists():
-            _compile(source, options, built)
+            _compile(_source(name), options, built)
     except (OSError, subprocess.SubprocessError) as error:
         raise UnavailableError(f"the custom calls cannot be built: {error}") from error
     return built
 
 
-def _compile(source: Path, options: Sequence[str], target: Path) -> None:
+def _compiler() -> str:
     chosen = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
     if chosen is None:
         raise UnavailableError("there is no C compiler")
+    return chosen
+
+
+def _compile(source: Path, options: Sequence[str], target: Path) -> None:
+    chosen = _compiler()
     # Two processes may build at once: each moves its own file, whole, into place.
     part = target.with_suffix(f".{os.getpid()}")
     include = ["-I", jax.ffi.include_dir(), "-I", str(FOLDER)]

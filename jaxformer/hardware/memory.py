@@ -1,9 +1,11 @@
 """How much memory devices and this machine have, and how much of it is in use, in bytes."""
 
+import contextlib
 import ctypes
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,29 @@ def release_freed() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+@contextlib.contextmanager
+def without_collection(*, all_stays: bool = False) -> Iterator[None]:
+    """Makes Python not search for unreachable objects within the block.
+
+    Importing JAX, or tracing a model, makes some hundred thousand objects, and Python would go
+    through all of them again and again: it takes a fifth of the time of an import.
+
+    Args:
+        all_stays: count the objects as old ones afterwards, which are searched least often.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        # What somebody else has frozen must stay so.
+        if all_stays and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 def describe_peak_memory() -> str:

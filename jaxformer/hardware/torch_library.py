@@ -27,6 +27,8 @@ SCORES, WEIGHTED, WEIGHTED_BACK = _HEAD_TARGETS = (
 GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = _GROUP_TARGETS = (
     "jaxformer_grouped", "jaxformer_grouped_bt", "jaxformer_grouped_matrices",
 )  # fmt: skip
+# The source of the custom calls, and how it is built.
+NAME, OPTIONS = "torch_products", ("-O2",)
 TARGETS = MATRIX_TARGETS + _HEAD_TARGETS + _GROUP_TARGETS
 
 
@@ -42,6 +44,16 @@ def torch_version() -> str:
         raise UnavailableError("torch is not installed") from None
 
 
+def check_products() -> None:
+    """Checks that nothing is missing that ``register_products`` needs, and waits for no compiler.
+
+    Raises:
+        UnavailableError: torch, its products or a C compiler are missing.
+    """
+    custom_calls.check(NAME, OPTIONS)
+    _load_functions()
+
+
 @functools.cache
 def register_products() -> None:
     """Makes the custom calls of ``TARGETS`` known to XLA, once in a process.
@@ -49,11 +61,16 @@ def register_products() -> None:
     Raises:
         UnavailableError: torch, its products or a C compiler are missing.
     """
-    torch = _load_torch()
-    product, threads = _function(torch, "sgemm_"), _function(torch, "MKL_Set_Num_Threads_Local")
-    library = custom_calls.load("torch_products", ["-O2"])
+    product, threads = _load_functions()
+    library = custom_calls.load(NAME, OPTIONS)
     library.jaxformer_set_up(product, threads, jax.local_device_count("cpu"))
     custom_calls.register(library, TARGETS)
+
+
+@functools.cache
+def _load_functions() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    torch = _load_torch()
+    return _function(torch, "sgemm_"), _function(torch, "MKL_Set_Num_Threads_Local")
 
 
 def _load_torch() -> ctypes.CDLL:

@@ -1,9 +1,10 @@
 """Measures which products are faster on this machine, XLA's or torch's, and keeps the answer."""
 
+import concurrent.futures
 import contextlib
 import functools
 import json
-import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -19,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxformer.execution.torch_products import product
 from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.processor import processor_kind
-from jaxformer.hardware.torch_library import register_products, torch_version
+from jaxformer.hardware.torch_library import check_products, register_products, torch_version
 from jaxformer.hardware.user_folders import user_cache
 from jaxformer.storage.durable_files import atomic_write_text
 
@@ -27,6 +28,9 @@ from jaxformer.storage.durable_files import atomic_write_text
 LEAST_GAIN = 1.05
 # Both are measured in turn for so many seconds in all, and the fastest turn of each counts.
 SECONDS, FEWEST_TURNS = 0.3, 5
+# No more are made once half of the turns of one are so much faster than the fastest of the other:
+# whatever else the machine does makes turns longer, and none shorter.
+CLEAR_GAIN, CLEAR_TURNS = 1.2, 3
 # Larger products are as much faster, and would take long to measure, and memory: R, D and F.
 LARGEST_SHAPE = 2048, 1024, 4096
 # Products of a feed-forward in a turn, so that a turn is longer than what starts it.
@@ -67,7 +71,6 @@ def _gain_here(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Devic
     path = user_cache() / "products.json"
     known = _read(path)
     if key not in known:
-        register_products()
         known = {**_read(path), key: round(_gain(rows, inputs, outputs, devices), 3)}
         _write(path, known)
     return known[key]
@@ -91,19 +94,44 @@ def _write(path: Path, known: dict[str, float]) -> None:
 
 
 def _gain(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]) -> float:
-    """Returns XLA's time for a feed-forward divided by that of torch's products."""
+    """Returns XLA's time for a feed-forward divided by that of torch's products.
+
+    Raises:
+        UnavailableError: torch's products cannot be used here.
+    """
     turns = max(1, round(OPERATIONS_IN_TURN / (12 * rows * inputs * outputs * len(devices))))
-    calls = [_timed_call(f, turns, (rows, inputs, outputs), devices) for f in (jnp.matmul, product)]
-    fastest = [math.inf, math.inf]
-    end, made = time.perf_counter() + SECONDS, 0
-    while made < FEWEST_TURNS or time.perf_counter() < end:
-        for i, call in enumerate(calls):
+    prepare = functools.partial(
+        _timed_call, turns=turns, shape=(rows, inputs, outputs), devices=devices
+    )
+    check_products()
+    # XLA's is compiled while a C compiler builds what calls torch's.
+    thread = concurrent.futures.ThreadPoolExecutor(1, "products")
+    call_of_xla = thread.submit(prepare, jnp.matmul)
+    thread.shutdown(wait=False)
+    register_products()
+    call_of_torch = prepare(product)
+    return _time_in_turn(call_of_xla.result(), call_of_torch)
+
+
+def _time_in_turn(call_of_xla: Callable[[], Any], call_of_torch: Callable[[], Any]) -> float:
+    """Returns the time of the fastest call of XLA's divided by that of torch's."""
+    of_xla: list[float] = []
+    of_torch: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(of_xla) < FEWEST_TURNS or time.perf_counter() < end:
+        for call, seconds in ((call_of_xla, of_xla), (call_of_torch, of_torch)):
             begin = time.perf_counter()
             call()
-            fastest[i] = min(fastest[i], time.perf_counter() - begin)
-        made += 1
-    of_xla, of_torch = fastest
-    return of_xla / of_torch
+            seconds.append(time.perf_counter() - begin)
+        if len(of_xla) >= CLEAR_TURNS and (
+            _is_clearly_faster(of_xla, of_torch) or _is_clearly_faster(of_torch, of_xla)
+        ):
+            break
+    return min(of_xla) / min(of_torch)
+
+
+def _is_clearly_faster(seconds: Sequence[float], of_other: Sequence[float]) -> bool:
+    return statistics.median(seconds) * CLEAR_GAIN < min(of_other)
 
 
 def _timed_call(

@@ -106,6 +106,10 @@ def start_run(
     config = experiment.config
     spec = StepSpec.from_config(config, experiment.row)
     strategy = make_strategy(config, spec, devices)
+    if _compiles_ahead(experiment, devices, folder):
+        ids = experiment.train_ids
+        corpus = None if ids is None else len(ids)
+        strategy.compile_ahead(spec.state_shapes(), corpus, config.steps_per_call)
     dtypes = state_dtypes(state_shapes(spec.shapes, spec.optimizer))
     dtype_cast = Cast(dtypes) if cast else None
     manifest: Manifest = {}
@@ -135,6 +139,16 @@ def start_run(
         warnings.append(reason)
     summary = describe_run(experiment, strategy, folder.path)
     return StartingPoint(strategy, state, step, manifest, writes_samples, summary, warnings, notes)
+
+
+def _compiles_ahead(experiment: Experiment, devices: list[jax.Device], folder: RunFolder) -> bool:
+    """Returns whether the step is compiled while its state is drawn.
+
+    What is read may not fit, and the message must not wait for the compiler. On an accelerator the
+    compiler measures programs, and would share it with the draws.
+    """
+    is_drawn = experiment.start is None and not folder.resumed
+    return is_drawn and devices[0].platform == "cpu" and processes.count() == 1
 
 
 def _warn_unshared(folder: RunFolder) -> list[str]:

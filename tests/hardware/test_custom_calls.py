@@ -60,6 +60,18 @@ def test_why_nothing_can_be_built_is_said(empty_cache, tmp_path, monkeypatch):
 
 
 @needs_calls
+def test_what_is_built_needs_no_compiler(empty_cache, tmp_path, monkeypatch):
+    custom_calls.check(NAME, OPTIONS)
+    assert not empty_cache.exists(), "nothing is built to find out"
+    custom_calls.load(NAME, OPTIONS)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    custom_calls.check(NAME, OPTIONS)
+    with pytest.raises(UnavailableError, match=r"^there is no C compiler$"):
+        custom_calls.check(NAME, ["-O0"])
+
+
+@needs_calls
 def test_a_compiler_that_does_not_know_gccs_option_builds_without_it(
     empty_cache, tmp_path, monkeypatch
 ):

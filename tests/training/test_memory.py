@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import gc
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -202,3 +205,49 @@ def addresses(state):
         for part in x.addressable_shards
         if part.data.size > 1
     ]
+
+
+def test_nothing_is_collected_within_the_block():
+    assert gc.isenabled()
+    with hardware_memory.without_collection():
+        assert not gc.isenabled()
+        with hardware_memory.without_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), hardware_memory.without_collection():
+        raise KeyError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with hardware_memory.without_collection():
+            pass
+        assert not gc.isenabled(), "who turned it off wants it off"
+    finally:
+        gc.enable()
+
+
+def test_what_stays_is_searched_last():
+    """In a process of its own, as the tests have frozen what is there."""
+    code = """
+import gc
+from jaxformer.hardware.memory import without_collection
+
+def generation(made):
+    return [n for n in range(3) if any(x is made for x in gc.get_objects(n))]
+
+with without_collection():
+    young = [1]
+assert generation(young) == [0], "as ever"
+with without_collection(all_stays=True):
+    old = [1]
+assert generation(old) == [2]
+assert gc.isenabled() and gc.get_freeze_count() == 0
+gc.freeze()
+frozen = gc.get_freeze_count()
+with without_collection(all_stays=True):
+    pass
+assert gc.get_freeze_count() == frozen, "what somebody has frozen stays so"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

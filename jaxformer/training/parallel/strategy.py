@@ -1,6 +1,7 @@
 """What all strategies of running the step on several devices share."""
 
 import abc
+import concurrent.futures
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from jaxformer.checkpoints import Arrays
 from jaxformer.execution.attention_backends import CompilationTarget
 from jaxformer.execution.delayed_draws import DelayedDraw
 from jaxformer.execution.seeds import seed_key
-from jaxformer.hardware.memory import release_freed
+from jaxformer.hardware.memory import release_freed, without_collection
 from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.device_loop import PARTS_ON_CPU, DeviceLoop
@@ -81,7 +82,11 @@ class Strategy(abc.ABC):
             axis_name=axis_name,
             constrain=self._constrain,
         )
+        # By the shape of their starts.
         self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
+        self._compiled_ahead: dict[
+            tuple[int, ...], concurrent.futures.Future[jax.stages.Compiled]
+        ] = {}
 
     @property
     @abc.abstractmethod
@@ -204,8 +209,12 @@ class Strategy(abc.ABC):
             shaped = self._place_input(starts.reshape(len(starts), *self._batch_shape), 2)
         arguments = (state, tokens, shaped, self._place_input(np.int32(count), None))
         if shaped.shape not in self._programs:
-            release_freed()
-            self._programs[shaped.shape] = self.compile_steps(*arguments)
+            ahead = self._compiled_ahead.pop(shaped.shape, None)
+            if ahead is None:
+                release_freed()
+                self._programs[shaped.shape] = self.compile_steps(*arguments)
+            else:
+                self._programs[shaped.shape] = ahead.result()
             release_freed()
         state, history, made = self._programs[shaped.shape](*arguments)
         history, made = self.fetch((history, made))
@@ -259,14 +268,33 @@ class Strategy(abc.ABC):
         self, state: TrainState, tokens: Array | None, starts: Any, count: Any
     ) -> jax.stages.Lowered:
         """Returns the program behind ``train`` before it is compiled."""
-        lowered: jax.stages.Lowered = self._steps.lower(state, tokens, starts, count)
+        with without_collection():
+            lowered: jax.stages.Lowered = self._steps.lower(state, tokens, starts, count)
         return lowered
 
     def compile_steps(
         self, state: TrainState, tokens: Array | None, starts: Any, count: Any
     ) -> jax.stages.Compiled:
         """Compiles the program behind ``train``; arguments may be ``jax.ShapeDtypeStruct``."""
-        lowered = self.lower_steps(state, tokens, starts, count)
+        return self._compile_lowered(self.lower_steps(state, tokens, starts, count))
+
+    def compile_ahead(self, state: TrainState, corpus: int | None, steps: int) -> None:
+        """Begins to compile the program behind ``train``, which waits for it when it is called.
+
+        It is traced now, with the settings of this thread, and compiled in another one.
+
+        Args:
+            state: its shapes, not placed.
+            corpus: its length, in tokens; None if its ids stay on the disk.
+            steps: of one call.
+        """
+        shapes = self.step_shapes(state, corpus, steps)
+        lowered = self.lower_steps(*shapes)
+        thread = concurrent.futures.ThreadPoolExecutor(1, "compile")
+        self._compiled_ahead[shapes[2].shape] = thread.submit(self._compile_lowered, lowered)
+        thread.shutdown(wait=False)
+
+    def _compile_lowered(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         options = OPTIONS.get(CompilationTarget.of(self.devices[0]).platform, {})
         flags = os.environ.get("XLA_FLAGS", "")
         chosen = {name: value for name, value in options.items() if name not in flags}
