@@ -19,6 +19,7 @@ from jaxformer.porting.api import build, export_plan, import_plan
 from jaxformer.porting.arguments import wrong_kind
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.formats.arrays import to_torch_like
+from jaxformer.porting.formats.detection import detect
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.casts import check_computes
 from jaxformer.porting.mapping.optimizer_state import (
@@ -33,6 +34,7 @@ from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.source_checks import check_patterns
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
+from jaxformer.training.parallel.devices import reserve_cpu_devices
 from jaxformer.training.resume_checks import other_settings
 from jaxformer.training.state_arrays import fill_state, moments_of
 
@@ -62,6 +64,9 @@ def read_warm_start(
             tokenizer is unknown.
         CheckpointError: it is missing, damaged or incomplete.
     """
+    if detect(path) in ("run", "checkpoints", "checkpoint"):
+        # To read one starts JAX, and it has the settings that say how many devices training wants.
+        reserve_cpu_devices()
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
     check_patterns(checkpoint)
     for warning in checkpoint.raw.warnings:
