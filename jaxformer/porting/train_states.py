@@ -21,6 +21,7 @@ from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.detection import detect
 from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.generation_settings import describe_unfollowed
 from jaxformer.porting.mapping.casts import check_computes
 from jaxformer.porting.mapping.optimizer_state import (
     OptimizerState,
@@ -57,7 +58,8 @@ def read_warm_start(
         with_arrays: whether to read the weights; without them it is a start for a plan alone.
 
     Warns:
-        UserWarning: damaged steps were skipped, or an optimizer's state is not read.
+        UserWarning: damaged steps were skipped, an optimizer's state is not read, or a setting of
+            generation is not followed.
 
     Raises:
         UsageError: it is neither a language model nor an encoder and decoder of tokens, or its
@@ -69,7 +71,9 @@ def read_warm_start(
         reserve_cpu_devices()
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
     check_patterns(checkpoint)
-    for warning in checkpoint.raw.warnings:
+    # A plan writes no text.
+    unfollowed = describe_unfollowed(checkpoint) if with_arrays else []
+    for warning in (*checkpoint.raw.warnings, *unfollowed):
         warnings.warn(warning, stacklevel=2)
     if checkpoint.raw.unread_optimizer and not fresh:
         unread = checkpoint.raw.unread_optimizer
