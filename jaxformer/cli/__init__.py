@@ -5,7 +5,8 @@ JAX, so that help and errors of usage are instant. The work is done by the packa
 of them imports this one. An error is one line on standard error;
 docs/reference/exit_codes.md lists exit codes.
 
-- ``main``: the table of commands, and how errors are reported.
+- ``main``: the table of commands, and how errors are reported; ``early_signals``: how a signal ends
+  a run that has not begun.
 - ``arguments``: reads arguments into options; ``starting``: what ``--init-from`` names;
   ``progress``: bars over bytes.
 - ``train``, ``tokenize``, ``sample``, ``port``, ``verify``, ``inspect``, ``plan``, ``completions``:

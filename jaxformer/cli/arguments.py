@@ -79,6 +79,7 @@ def parse(
         if stop.code in (0, None):
             raise
         text = _first_complaint(complaint.getvalue(), program)
+        text = _explain_switch(arguments, text) or text
         raise UsageError(_explain_usual_name(arguments, program) or text) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -91,6 +92,21 @@ def _explain_usual_name(arguments: Sequence[str], program: str) -> str | None:
         flag = argument.partition("=")[0].replace("_", "-")
         if flag in names:
             return f"there is no {flag}: use {names[flag]} (see {program} --help)"
+    return None
+
+
+def _explain_switch(arguments: Sequence[str], complaint: str) -> str | None:
+    """Returns what to write for a flag without a value that got one; None if that is not it.
+
+    tyro names the value alone, as an argument that it does not know.
+    """
+    unknown = re.match(r"unrecognized options: ([^-].*) \(see ", complaint)
+    values = [] if unknown is None else unknown[1].split()
+    words = list(itertools.chain(*(argument.split("=", 1) for argument in arguments)))
+    for flag, value in itertools.pairwise(words):
+        # A word that stands twice may be the value of a flag that takes one.
+        if flag.startswith("--") and value in values and words.count(value) == 1:
+            return f"{flag} takes no value, and got {value}: write it alone, or leave it out"
     return None
 
 
@@ -133,7 +149,9 @@ def preset_name(arguments: Sequence[str]) -> str:
     Raises:
         UsageError: there is none of that name.
     """
-    preset = peek(arguments, "--preset") or "nano"
+    preset = peek(arguments, "--preset")
+    if preset is None:
+        return "nano"
     find_preset(preset)
     return preset
 

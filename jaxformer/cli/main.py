@@ -4,6 +4,7 @@ A module of a command is imported when it is run, and imports JAX once its argum
 good, so that help and errors of usage are instant.
 """
 
+import contextlib
 import errno
 import importlib
 import io
@@ -13,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from jaxformer.cli.early_signals import stopped_at_once
 from jaxformer.errors import (
     JaxformerError,
     ResourceError,
@@ -102,7 +104,8 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         raise UsageError(f"there is no command {command}: use {' or '.join(COMMANDS)}")
     check_requested_platform()
     arguments = [_with_hyphens(argument) for argument in arguments]
-    return importlib.import_module(COMMANDS[command]).run(arguments) or 0
+    with stopped_at_once() if command == "train" else contextlib.nullcontext():
+        return importlib.import_module(COMMANDS[command]).run(arguments) or 0
 
 
 def _with_hyphens(argument: str) -> str:

@@ -47,7 +47,8 @@ class TokenizeOptions:
     field: str = "text"
     """The field of a record, or the column of a table, that has its text."""
     end_of_text: str | None = None
-    """The token after every document, or none; default the one that the tokenizer names."""
+    """The token after every document, or none; default the one that the tokenizer names, or
+    the config.json of the model in its folder."""
     workers: int | None = None
     """Processes; default as many as there are cores."""
     shard_tokens: int = 1 << 26
@@ -87,7 +88,8 @@ def run(arguments: Sequence[str]) -> None:
     else:
         if not options.sources:
             raise UsageError("name a file or folder of texts")
-        names = TokenSettings.__dataclass_fields__.keys() - {"sources", "val", "out", "workers"}
+        own = {"sources", "val", "out", "workers", "model_end"}
+        names = TokenSettings.__dataclass_fields__.keys() - own
         sources, val = (options.sources, options.val)
         if options.download:
             sources, val = _fetch(sources), _fetch(val)
@@ -97,11 +99,22 @@ def run(arguments: Sequence[str]) -> None:
             val=val,
             out=options.out,
             workers=options.workers or count_cores(),
+            model_end=_end_of_model(options),
         )
         with _progress() as report:
             index = make_folder(settings, report)
     for line in _summarize(index, options.out):
         print(line)
+
+
+def _end_of_model(options: TokenizeOptions) -> int | None:
+    """Returns the id with which the model in a tokenizer's folder ends a text, if it is asked."""
+    folder = options.tokenizer
+    if options.end_of_text is not None or folder is None or not Path(folder).is_dir():
+        return None
+    from jaxformer.porting.checkpoint import stored_end_of_text
+
+    return stored_end_of_text(Path(folder))
 
 
 def _fetch(sources: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -3,13 +3,8 @@
 JAX is imported once the arguments are known to be good, so that ``--help`` is instant.
 """
 
-import contextlib
-import os
-import signal
 import sys
-import threading
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -127,43 +122,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         JaxformerError: the arguments, the data or the devices do not allow it.
     """
-    with _interrupted_at_once():
-        return _train(join_mixture(arguments))
-
-
-@contextlib.contextmanager
-def _interrupted_at_once() -> Iterator[None]:
-    """Lets SIGINT end the process with one line, until training sets its own handler.
-
-    A KeyboardInterrupt that comes while a module is imported can be lost there, and the run would
-    then begin. A handler of Python's waits until the main thread is back from what it waits for in
-    C++, such as other processes that never come: so a thread is told of the signal, and ends all.
-    """
-
-    def wait_for_end(_number: int, _frame: types.FrameType | None) -> None:
-        threading.Event().wait()
-
-    def watch() -> None:
-        while numbers := os.read(reading, 64):
-            if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is wait_for_end:
-                os.write(2, b"jaxformer: stopped\n")
-                os._exit(130)
-        os.close(reading)
-
-    before = signal.signal(signal.SIGINT, wait_for_end)
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    told_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=watch, daemon=True, name="jaxformer-watch-interrupts").start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(told_before)
-        os.close(writing)
-        signal.signal(signal.SIGINT, before)
-
-
-def _train(arguments: Sequence[str]) -> int:
+    arguments = join_mixture(arguments)
     from jaxformer.distributed import processes
 
     names = {argument.partition("=")[0] for argument in arguments}

@@ -152,13 +152,14 @@ def of_bytes(end_of_text: str | None = None) -> EncoderSpec:
     return EncoderSpec("bytes", 257, end, tokenizer=byte_tokenizer())
 
 
-def of_tokenizer(path: Path, end_of_text: str | None) -> EncoderSpec:
+def of_tokenizer(path: Path, end_of_text: str | None, model_end: int | None = None) -> EncoderSpec:
     """Returns the encoder of a ``tokenizer.json``.
 
     Args:
         path: the file.
         end_of_text: the token after every document, ``none``, or None for the one that its
-            tokenizer_config.json names, or that is known to mean this.
+            tokenizer_config.json names, that ``model_end`` is, or that is known to mean this.
+        model_end: the id of that token by the settings of a model, if they name one.
 
     Raises:
         UsageError: there is no such token.
@@ -167,10 +168,10 @@ def of_tokenizer(path: Path, end_of_text: str | None) -> EncoderSpec:
     tokenizer = HuggingFaceTokenizer(path)
     end = end_of_text or _configured(path.with_name("tokenizer_config.json"))
     opening = tuple(tokenizer.around_every_text()[0])
-    return dataclasses.replace(from_json(tokenizer.to_json(), end), opening=opening)
+    return dataclasses.replace(from_json(tokenizer.to_json(), end, model_end), opening=opening)
 
 
-def from_json(text: str, end_of_text: str | None) -> EncoderSpec:
+def from_json(text: str, end_of_text: str | None, model_end: int | None = None) -> EncoderSpec:
     """Returns the encoder of a tokenizer; see ``of_tokenizer``."""
     import tokenizers
 
@@ -178,7 +179,8 @@ def from_json(text: str, end_of_text: str | None) -> EncoderSpec:
     size = max(vocabulary.values()) + 1
     if end_of_text == "none":
         return EncoderSpec("tokenizer", size, None, tokenizer=text)
-    names = ENDS_OF_TEXT if end_of_text is None else (end_of_text,)
+    ends = tuple(name for name, number in vocabulary.items() if number == model_end)
+    names = (*ends, *ENDS_OF_TEXT) if end_of_text is None else (end_of_text,)
     known = next((name for name in names if name in vocabulary), None)
     if known is None:
         what = (

@@ -36,6 +36,8 @@ class TokenSettings:
         val_fraction: the share of the sources to validate with, if there is no ``val``.
         field: of records.
         end_of_text: the token after every document, or ``none``.
+        model_end: the id of that token by the settings of a model that has the tokenizer, for one
+            that names none itself.
         shard_tokens: ids of a shard.
         workers: processes.
     """
@@ -48,6 +50,7 @@ class TokenSettings:
     val_fraction: float = 0.0005
     field: str = "text"
     end_of_text: str | None = None
+    model_end: int | None = None
     shard_tokens: int = 1 << 26
     workers: int = 1
 
@@ -198,7 +201,7 @@ def _choose_encoder(
             f"--tokenizer {settings.tokenizer}: there is no {path}; give a tokenizer.json, a "
             "folder with one, chars or bytes"
         )
-    return encoders.of_tokenizer(path, end)
+    return encoders.of_tokenizer(path, end, settings.model_end)
 
 
 def _read_encoder(path: Path) -> EncoderSpec:

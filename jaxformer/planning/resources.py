@@ -2,7 +2,9 @@
 
 import dataclasses
 import os
+import resource
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -45,6 +47,9 @@ class ResourceEstimate:
         capacity: bytes that a device has to offer; None where unknown.
         collectives: of a step, from the compiled program where there is one.
         roofline: the shortest time of a step, a model's estimate; None for unknown devices.
+        process: bytes of a CPU that this process took for Python, JAX and compiling, as one that
+            trains does beside its devices' arrays; None where devices have memory of their own, or
+            it is unknown.
         remedy: of a run that does not fit, settings with which it would; None if none were found.
     """
 
@@ -68,6 +73,7 @@ class ResourceEstimate:
     capacity: int | None
     collectives: tuple[Collective, ...]
     roofline: Roofline | None
+    process: int | None = None
     remedy: dict[str, Any] | None = None
 
     @property
@@ -143,6 +149,7 @@ def estimate_from_programs(
         capacity=_capacity(devices),
         collectives=tuple(collectives),
         roofline=None if topology is None else _roofline(config, topology, mesh, step, collectives),
+        process=_resident_bytes() if platform == "cpu" else None,
         **_counted(experiment, mesh, step),
     )
 
@@ -232,6 +239,15 @@ def _capacity(devices: Sequence[jax.Device]) -> int | None:
         if "bytes_limit" in stats:
             return int(stats["bytes_limit"])
     return None if accelerator is None else _usable(accelerator.memory, accelerator.pattern)
+
+
+def _resident_bytes() -> int | None:
+    """Returns the bytes of this process that are in memory; None where there is no Linux to ask."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * resource.getpagesize()
 
 
 def _usable(memory: float, pattern: str) -> int:

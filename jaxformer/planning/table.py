@@ -52,6 +52,9 @@ def _add_memory(estimate: ResourceEstimate, table: Table) -> None:
             "evaluation", format_memory(estimate.evaluation), "temporary, never beside training's"
         )
     table.add_row("each device", format_memory(estimate.total), _verdict(estimate))
+    if estimate.process is not None:
+        words = "Python, JAX, compiled programs, beside that"
+        table.add_row("process", format_memory(estimate.process), words)
 
 
 def _add_work(estimate: ResourceEstimate, table: Table) -> None:

@@ -1,17 +1,20 @@
 """Opens a checkpoint of any format: its dialect, what it holds, and how it becomes a model."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxformer.char_data import CharTokenizer
+from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
-from jaxformer.errors import CheckpointError, Setting, TextError, UsageError
+from jaxformer.errors import CheckpointError, Setting, TextError, UnsafeFileError, UsageError
 from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
-from jaxformer.porting.dialects.common.known_settings import KEPT
+from jaxformer.porting.dialects.common.known_settings import kept_settings
 from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.raw_checkpoints import (
+    TEXTS,
     Moments,
     RawCheckpoint,
     known_token_ids,
@@ -152,23 +155,30 @@ class Checkpoint:
     def origin_of(self, plan: Plan) -> Mapping[str, Any]:
         """Returns the dialect and class that the arrays came from, and their order there.
 
-        A run remembers where it was ported from, or what it was fine-tuned from; also the settings
+        Runs and files remember where they were ported from, or fine-tuned from; also the settings
         of a config.json that go by no other name here, and those of a Trainer's folder.
 
         Args:
             plan: what ``plan`` returned.
         """
-        if plan.origin.dialect.name == "jaxformer":
+        dialect = plan.origin.dialect.name
+        if dialect == "jaxformer":
             return dict(self.raw.record.get("origin") or {})
         origin = {
-            "dialect": plan.origin.dialect.name,
+            "dialect": dialect,
             "class": plan.origin.kind,
             "order": list(self.known_order(plan)),
-            "settings": {k: v for k, v in plan.origin.config.items() if k in KEPT},
+            "settings": self.recorded_settings(dialect) | kept_settings(plan.origin.config),
         }
         file = self.raw.optimizer
         trainer = file.settings() if isinstance(file, OptimizerFile) else {}
         return origin | ({"trainer": trainer} if trainer else {})
+
+    def recorded_settings(self, dialect: str) -> dict[str, Any]:
+        """Returns what it remembers of the config.json that it had as a model of a dialect."""
+        origin = self.raw.record.get("origin") or {}
+        kept = origin.get("settings") if origin.get("dialect") == dialect else None
+        return dict(kept) if isinstance(kept, Mapping) else {}
 
     def known_order(self, plan: Plan) -> tuple[str, ...]:
         """Returns the names of its arrays in the order of its modules; none if files sort them.
@@ -352,6 +362,21 @@ def open_checkpoint(
         tuple(ignore),
         force,
     )
+
+
+def stored_end_of_text(folder: Path) -> int | None:
+    """Returns the id that ends a text by the settings of the model in a folder; reads no arrays.
+
+    The folder is a run's or one of Hugging Face; the result is None if nothing there says it.
+    """
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    with contextlib.suppress(CheckpointError, UnsafeFileError):
+        steps = checkpoints.steps()
+        settings = checkpoints.manifest(steps[-1]) if steps else read_config(folder / "config.json")
+        ids = _token_ids(settings, settings)
+        ends = _ids(ids.get("eos_token_id")) or _ids(ids.get(f"{TEXTS}.eos_token_id"))
+        return ends[0] if ends else None
+    return None
 
 
 def _token_ids(record: Mapping[str, Any], config: Any) -> dict[str, Any]:

@@ -159,19 +159,15 @@ def _plan_output(
         order=order,
         origin=checkpoint.origin_of(imported),
         base=checkpoint.base,
-        source_config=_source_config(imported, exported, recorded),
+        source_config=_source_config(checkpoint, imported, exported),
     )
 
 
-def _source_config(
-    imported: Plan, exported: Plan, recorded: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _source_config(checkpoint: Checkpoint, imported: Plan, exported: Plan) -> Mapping[str, Any]:
     """Returns what is known of the config.json that a model of this dialect came with."""
     dialect = exported.origin.dialect.name
-    if imported.origin.dialect.name == dialect:
-        return imported.origin.config
-    kept = recorded.get("settings") if recorded.get("dialect") == dialect else None
-    return kept if isinstance(kept, Mapping) else {}
+    kept = checkpoint.recorded_settings(dialect)
+    return {**kept, **(imported.origin.config if imported.origin.dialect.name == dialect else {})}
 
 
 def write_port(

@@ -19,7 +19,9 @@ from jaxformer.porting.api import build, export_plan, import_plan
 from jaxformer.porting.arguments import wrong_kind
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.formats.arrays import to_torch_like
+from jaxformer.porting.formats.detection import detect
 from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.generation_settings import describe_unfollowed
 from jaxformer.porting.mapping.casts import check_computes
 from jaxformer.porting.mapping.optimizer_state import (
     OptimizerState,
@@ -33,6 +35,7 @@ from jaxformer.porting.mapping.wrapped_names import unwrap
 from jaxformer.porting.source_checks import check_patterns
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
+from jaxformer.training.parallel.devices import reserve_cpu_devices
 from jaxformer.training.resume_checks import other_settings
 from jaxformer.training.state_arrays import fill_state, moments_of
 
@@ -55,16 +58,22 @@ def read_warm_start(
         with_arrays: whether to read the weights; without them it is a start for a plan alone.
 
     Warns:
-        UserWarning: damaged steps were skipped, or an optimizer's state is not read.
+        UserWarning: damaged steps were skipped, an optimizer's state is not read, or a setting of
+            generation is not followed.
 
     Raises:
         UsageError: it is neither a language model nor an encoder and decoder of tokens, or its
             tokenizer is unknown.
         CheckpointError: it is missing, damaged or incomplete.
     """
+    if detect(path) in ("run", "checkpoints", "checkpoint"):
+        # To read one starts JAX, and it has the settings that say how many devices training wants.
+        reserve_cpu_devices()
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
     check_patterns(checkpoint)
-    for warning in checkpoint.raw.warnings:
+    # A plan writes no text.
+    unfollowed = describe_unfollowed(checkpoint) if with_arrays else []
+    for warning in (*checkpoint.raw.warnings, *unfollowed):
         warnings.warn(warning, stacklevel=2)
     if checkpoint.raw.unread_optimizer and not fresh:
         unread = checkpoint.raw.unread_optimizer

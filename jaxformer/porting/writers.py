@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxformer.errors import CheckpointError
+from jaxformer.porting.dialects.common.known_settings import with_kept_parts
 from jaxformer.porting.formats.raw_checkpoints import RECORD
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -80,6 +81,7 @@ class Output:
             "vocabulary": self.vocabulary,
             "token_ids": dict(self.token_ids) or None,
             "step": self.step,
+            "origin": dict(self.origin or {}) or None,
         }
         return {name: value for name, value in known.items() if value is not None}
 
@@ -165,7 +167,7 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> Has
             for k, v in output.source_config.items()
             if k not in ("torch_dtype", "_name_or_path")
         },
-        **_with_token_ids(settings, output.token_ids),
+        **with_kept_parts(_with_token_ids(settings, output.token_ids), output.source_config),
         "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
     }
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"

@@ -182,6 +182,7 @@ class TrainingLoop:
                 return processes.on_primary(lambda: self.log.finish(self.devices))
             if signal_number is not None:
                 self.folder.checkpoints.wait()
+                processes.on_primary(lambda: self.log.stop(self.devices))
                 self._stop(signal_number)
             intervals = (config.eval_interval, config.checkpoint_interval)
             self._train_until(

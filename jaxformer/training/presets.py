@@ -239,7 +239,7 @@ def find_preset(name: str) -> TrainConfig:
     """
     if name not in PRESETS:
         raise UsageError(
-            Setting("config", flag="preset", value=name),
+            Setting("config", flag="preset", value=name or "''"),
             f" is unknown{suggest(name, PRESETS)}: choose among {', '.join(PRESETS)}",
         )
     return PRESETS[name]()

@@ -11,6 +11,7 @@ from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.execution.attention_backends import slowed_by_dropout
 from jaxformer.hardware.memory import device_memory
 from jaxformer.train_step import TrainState
+from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.initial_state import first_state, restore_state
 from jaxformer.training.memory import check_memory, too_large_for_samples
@@ -128,6 +129,7 @@ def start_run(
     warm = experiment.start
     folder.begin(config, experiment.files, None if warm is None else warm.source)
     warnings += _warn_unshared(folder)
+    warnings += _warn_long_warmup(config)
     writes_samples = config.sample_tokens > 0
     reason = processes.broadcast(too_large_for_samples(config, device_memory(devices)))
     if writes_samples and reason:
@@ -149,6 +151,18 @@ def _compiles_ahead(experiment: Experiment, devices: list[jax.Device], folder: R
     """
     is_drawn = experiment.start is None and not folder.resumed
     return is_drawn and devices[0].platform == "cpu" and processes.count() == 1
+
+
+def _warn_long_warmup(config: TrainConfig) -> list[str]:
+    """A warning if the run ends before its warm-up does, unless its schedule is a longer run's."""
+    optimizer, steps = config.optimizer, config.steps
+    if optimizer.warmup_steps <= max(steps, optimizer.decay_steps or 0):
+        return []
+    reached = optimizer.learning_rate * steps / (optimizer.warmup_steps + 1)
+    return [
+        f"warm-up takes {optimizer.warmup_steps:,} steps, and the run has {steps:,}: the learning "
+        f"rate rises to {reached:.3g}, not to {optimizer.learning_rate:g} (--warmup-steps)"
+    ]
 
 
 def _warn_unshared(folder: RunFolder) -> list[str]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from flax import nnx
 
 import jaxformer as jf
@@ -262,6 +263,34 @@ def test_wrong_arguments_of_train(tmp_path):
     with pytest.raises(UsageError, match="tokens of it with tokenizer "):
         jf.train("gpt2-small", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.tier("full")
+def test_a_model_with_dynamic_scaling_is_cut_unless_its_context_is_longer(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+        num_attention_heads=3, max_position_embeddings=16, initializer_range=0.5,
+        eos_token_id=None, bos_token_id=None,
+        rope_parameters={"rope_type": "dynamic", "factor": 3.0, "rope_theta": 10000.0},
+    )  # fmt: skip
+    source = transformers.LlamaForCausalLM(config).eval()
+    source.save_pretrained(tmp_path / "hf")
+    ids = torch.arange(1, 6)[None]
+    mask = torch.ones_like(ids)
+    text = source.generate(ids, attention_mask=mask, max_new_tokens=30, do_sample=False)
+    expected = text[0, 5:].tolist()
+
+    model = jf.load(tmp_path / "hf")
+    found = model.generate(ids.numpy(), 30, greedy=True)[0].tolist()
+    assert found[:12] == expected[:12], "up to 16 tokens are read"
+    assert found != expected
+    longer = jf.TransformerLM(model.config.replace(context_length=64), rngs=nnx.Rngs(0))
+    nnx.update(longer, nnx.state(model.module, nnx.Param))
+    longer = jf.Model(longer)
+    assert longer.generate(ids.numpy(), 30, greedy=True)[0].tolist() == expected
+    with pytest.raises(UsageError, match="no model type of Hugging Face computes"):
+        longer.save(tmp_path / "back", "hf")
 
 
 @pytest.mark.tier("full")

@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from jaxformer.cli.main import main
 from jaxformer.data import encoding, sources, tokenization
 from jaxformer.data.shards import PROGRESS
 from jaxformer.token_data import INDEX, TokenFolder
+from tests.support.ported import CONFIG, gpt2_state, hugging_face
 from tests.support.tiers import full_after
 from tests.support.tiny import ROOT, snapshot, train
 from tests.support.tokens import SIZE, corpus, tokenizer
@@ -60,6 +62,30 @@ def expected(texts):
 
 def ids_of(split):
     return split.read(0, len(split)).tolist()
+
+
+@pytest.mark.parametrize("form", ["Hugging Face", "run"])
+@pytest.mark.parametrize("config", [{"eos_token_id": 7}, {"eos_token_id": [7, 9]}])
+def test_the_model_in_the_folder_says_what_ends_a_text_where_the_tokenizer_does_not(
+    made, tmp_path, form, config
+):
+    (made / "tokenizer_config.json").unlink()
+    folder = hugging_face(tmp_path / "model", gpt2_state(), config={**CONFIG, **config})
+    shutil.copy(made / "tokenizer.json", folder)
+    if form == "run":
+        assert main(["port", str(folder), str(tmp_path / "run")]) == 0
+        folder = tmp_path / "run"
+    (tmp_path / "a.jsonl").write_bytes(RECORDS)
+    assert tokenize(tmp_path / "a.jsonl", "--tokenizer", folder, "--out", tmp_path / "out") == 0
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert index["end_of_text"] == 7
+    # What the tokenizer's own settings name comes first, and a flag before that.
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    for flags, end in (([], END), (["--end-of-text", "a"], "a")):
+        out = tmp_path / end[-1]
+        assert tokenize(tmp_path / "a.jsonl", "--tokenizer", folder, "--out", out, *flags) == 0
+        index = json.loads((out / "index.json").read_text())
+        assert index["end_of_text"] == tokenizer().token_to_id(end)
 
 
 def test_a_text_gives_the_ids_of_one_call(made, tmp_path, small_pieces, capsys):

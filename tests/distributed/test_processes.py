@@ -212,5 +212,5 @@ def test_an_interrupt_ends_a_process_that_waits_for_others(text, empty_folder):
         time.sleep(1)
         first.send_signal(signal.SIGINT)
         _, err = processes.ends(130, but=[1], seconds=20)[0]
-    assert lines(err) == ["jaxformer: stopped"]
+    assert lines(err) == ["jaxformer: stopped before the run began: its folder is as it was"]
     assert not (empty_folder / "run").exists()

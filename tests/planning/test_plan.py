@@ -18,7 +18,7 @@ from jaxformer.planning.programs import compile_run
 from jaxformer.planning.resources import estimate_from_programs
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
-from tests.support.memory import run_python
+from tests.support.memory import resident_memory, run_python
 from tests.support.tiers import full_after
 from tests.support.tiny import ROOT, TEXT, TINY
 
@@ -157,6 +157,19 @@ def test_devices_share_the_batch(text, capsys):
     assert four["operations_per_step"] == one["operations_per_step"]
     assert four["training"] < one["training"] / 2
     assert four["capacity"] == one["capacity"] // 4
+
+
+def test_the_process_itself_has_a_line_on_a_cpu(text, capsys):
+    flags = ["--data", text, *TINY]
+    process = plan(capsys, *flags)["process"]
+    # The whole run needs less than Python and JAX do.
+    assert 100e6 < process < 50e9
+    assert process == pytest.approx(resident_memory(), rel=0.2)
+    assert main(["plan", *map(str, flags)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("process "))
+    assert "Python, JAX, compiled programs" in line
+    # A GPU's memory is not that of the process.
+    assert plan(capsys, *flags, "--topology", "H100:1", "--model-only")["process"] is None
 
 
 def test_what_does_not_fit_is_said(text, capsys, monkeypatch):

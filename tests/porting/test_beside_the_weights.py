@@ -11,8 +11,12 @@ from safetensors.torch import load_file
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    CLIPConfig,
+    CLIPModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     WhisperConfig,
@@ -215,3 +219,71 @@ def test_a_head_in_the_memory_of_the_table_is_tied():
     assert model.lm_head.weight is model.shared.weight
     made = from_torch(model.state_dict(), "t5", model.config.to_dict())
     assert get_parameters(made).keys() == get_parameters(from_torch(model)).keys()
+
+
+@pytest.mark.parametrize(
+    ("form", "flags"),
+    [
+        ("run", []),
+        pytest.param("file.safetensors", ["--as", "jaxformer"], marks=pytest.mark.tier("full")),
+        pytest.param("file.safetensors", [], marks=pytest.mark.tier("full")),
+        ("file.pt", ["--as", "jaxformer"]),
+        pytest.param("file.pt", [], marks=pytest.mark.tier("full")),
+    ],
+)
+def test_settings_of_both_halves_and_of_caches_come_back(tmp_path, form, flags):
+    """They change no number here, and transformers goes by them when it trains or writes."""
+    half = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "projection_dim": 8, "initializer_range": 0.07,
+        "initializer_factor": 3.0,
+    }  # fmt: skip
+    texts = {"vocab_size": 31, "max_position_embeddings": 16, "use_cache": False, **IDS}
+    model = CLIPModel(
+        CLIPConfig(
+            text_config={**half, **texts},
+            vision_config={**half, "image_size": 8, "patch_size": 4},
+            projection_dim=8,
+            logit_scale_init_value=1.5,
+            initializer_factor=4.0,
+        )
+    )
+    model.save_pretrained(tmp_path / "hf")
+    assert main(["port", str(tmp_path / "hf"), str(tmp_path / form), *flags]) == 0
+    assert main(["port", str(tmp_path / form), str(tmp_path / "back"), "--to", "hf"]) == 0
+    before, after = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("hf", "back")
+    )
+    del before["transformers_version"]
+    for part in ("text_config", "vision_config"):
+        own = before.pop(part)
+        assert {name: after[part].get(name) for name in own} == own
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_a_file_with_names_of_jaxformer_goes_back_to_the_type_that_it_came_from(tmp_path):
+    """Several types hold the same model."""
+    config = MistralConfig(
+        vocab_size=31, hidden_size=24, intermediate_size=40, num_hidden_layers=1,
+        num_attention_heads=3, num_key_value_heads=3, sliding_window=None, use_cache=False,
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained(tmp_path / "hf")
+    for name in ("a.safetensors", "a.pt"):
+        file = str(tmp_path / name)
+        assert main(["port", str(tmp_path / "hf"), file, "--as", "jaxformer"]) == 0
+        assert main(["port", file, str(tmp_path / f"{name}-back"), "--to", "hf"]) == 0
+        written = json.loads((tmp_path / f"{name}-back" / "config.json").read_text())
+        assert (written["model_type"], written["use_cache"]) == ("mistral", False)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [{"dialect": ["gpt2"]}, {"dialect": "llama", "order": [3]}, {"settings": {"a": torch.ones(2)}}],
+)
+def test_an_origin_that_jaxformer_does_not_write_is_not_read(tmp_path, origin):
+    llama().save_pretrained(tmp_path / "hf")
+    file = tmp_path / "a.pt"
+    assert main(["port", str(tmp_path / "hf"), str(file), "--as", "jaxformer"]) == 0
+    torch.save({**torch.load(file), "origin": origin}, file)
+    assert open_checkpoint(file).raw.record.get("origin") is None
+    assert main(["port", str(file), str(tmp_path / "back"), "--to", "hf"]) == 0

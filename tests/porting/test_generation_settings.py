@@ -8,6 +8,8 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 from jaxformer import load
 from jaxformer.cli.main import main
+from jaxformer.porting.train_states import read_warm_start
+from tests.support.tokens import tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,17 @@ def test_those_with_an_effect_are_named_in_one_line(folder, write, name, tmp_pat
     assert main(["sample", str(folder), "--prompt-ids", "3,4", "--tokens", "2"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [words in line for line in lines].count(True) == 1
+
+
+def test_a_run_that_starts_from_a_model_names_them_and_its_plan_does_not(folder, write, tmp_path):
+    write(SETTINGS)
+    (tmp_path / "meta.json").write_text(tokenizer().to_str())
+    words = "sets min_length=3, no_repeat_ngram_size=2, which jaxformer does not follow"
+    with pytest.warns(UserWarning, match=words):
+        read_warm_start(folder, fresh=True, meta=tmp_path / "meta.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_warm_start(folder, fresh=True, meta=tmp_path / "meta.json", with_arrays=False)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_length": 9, "do_sample": True, "top_k": 5}])

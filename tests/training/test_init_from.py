@@ -16,6 +16,7 @@ from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import fine_tuning
 from jaxformer.training.run_folder import stored_config
 from parity_tests.families import nanogpt
+from tests.support.memory import run_python
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 VOCABULARY = sorted(set(TEXT) | {"Z"})
@@ -228,3 +229,23 @@ def test_a_port_without_a_vocabulary_says_so(checkpoint, tmp_path, capsys):
     checkpoint.with_name("meta.pkl").unlink()
     assert main(["port", str(checkpoint), str(tmp_path / "model")]) == 0
     assert "vocabulary   unknown: name a meta.pkl" in capsys.readouterr().err
+
+
+DEVICES = """
+import contextlib, io, os
+from jaxformer.cli.main import main
+os.cpu_count = lambda: 2
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    assert main(["plan", "--json", *sys.argv[1:]]) == 0
+print(json.loads(out.getvalue())["devices"])
+"""
+
+
+@pytest.mark.parametrize(("flags", "devices"), [([], 2), (["--devices", 1], 1)])
+def test_a_run_that_starts_from_another_is_spread_over_the_cores_as_any_other(
+    whole, whole_text, monkeypatch, flags, devices
+):
+    """Its weights are read before it is known how many devices it wants."""
+    monkeypatch.delenv("XLA_FLAGS")
+    arguments = ["--init-from", whole, "--fresh-optimizer", "--data", whole_text, *flags]
+    assert run_python(DEVICES, *arguments) == devices

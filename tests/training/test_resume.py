@@ -77,6 +77,9 @@ def test_a_run_cut_at_an_odd_step_continues_bit_for_bit(
     assert err.count("\n") == 1
     assert steps("run") == [10, 13]
     assert manifest("run", 13)["val_loss"] is None, "it was not evaluated"
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert "<td>13 of 30</td>" in page
+    assert "<p>Resume where it stopped:</p>" in page
     stop_at(24, number)
     assert resume("run", "--steps-per-call", 2) == code
     assert 25 <= steps("run")[-1] <= 26

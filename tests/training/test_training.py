@@ -59,6 +59,20 @@ def test_the_learning_rate_warms_up_and_decays(whole):
     assert 1e-4 < rates[-1] < 2e-4
 
 
+def test_a_warm_up_that_is_longer_than_the_run_is_said(text, capsys):
+    flags = ["--sample-tokens", 0, "--learning-rate", 1e-2, "--steps", 3]
+    assert train(text, "run", *flags, "--warmup-steps", 9) == 0
+    warned = " ".join(capsys.readouterr().out.split())
+    assert "warm-up takes 9 steps, and the run has 3: the learning" in warned
+    assert "rate rises to 0.003, not to 0.01 (--warmup-steps)" in warned
+    rates = [r["learning_rate"] for r in records("run") if "learning_rate" in r]
+    assert max(rates) == pytest.approx(0.003)
+    # The first steps of a longer run, and a run that has one step after its warm-up.
+    for more in (["--warmup-steps", 9, "--decay-steps", 20], ["--warmup-steps", 2]):
+        assert train(text, f"other-{more[1]}", *flags, *more) == 0
+        assert "warm-up" not in capsys.readouterr().out
+
+
 @pytest.mark.tier("full")
 def test_another_seed_makes_another_run(whole, whole_text):
     assert train(whole_text, "run", "--steps", 10, "--seed", 2, *DROPOUT) == 0

@@ -1,6 +1,7 @@
 """What a checkpoint of any format holds, before it is known which dialect its names belong to."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,20 @@ def read_raw_checkpoint(
     }
     if not 0 <= record.get("step", 0) < 2**31:
         raise CheckpointError(f"{path} is damaged: it claims to be of step {record['step']}")
+    if not _is_origin(record.get("origin", {})):
+        del record["origin"]
     return dataclasses.replace(raw, record=record)
+
+
+def _is_origin(found: dict[str, Any]) -> bool:
+    """Whether this is what ``Checkpoint.origin_of`` gives; anybody may have written the file."""
+    dialect, order = found.get("dialect", ""), found.get("order", [])
+    names = [dialect, *order] if isinstance(order, list) else [None]
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return all(isinstance(name, str) for name in names)
 
 
 def _read(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint:

@@ -70,7 +70,9 @@ def _optimizers(value: Any) -> list[Any]:
 
 def find_record(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is stored beside a state dict, under the keys of a record."""
-    record = {name: tree[name] for name in ("dialect", "class", "token_ids") if name in tree}
+    record = {
+        name: tree[name] for name in ("dialect", "class", "token_ids", "origin") if name in tree
+    }
     # nanoGPT's config is that of the training run; its model_args are the model's.
     order = ("model_args", *CONFIGS) if "dialect" not in record else CONFIGS
     config = next((tree[name] for name in order if isinstance(tree.get(name), dict)), None)

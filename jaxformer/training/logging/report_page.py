@@ -60,9 +60,7 @@ def make_report(
         *([] if samples else ["<p>No samples were written.</p>"]),
         "<h2>Continue</h2>",
         f"<p>Write text:</p><pre>{escape(command('sample', folder))}</pre>",
-        "<p>Train further, to a larger number of steps:</p>",
-        f"<pre>{escape(command('train', '--resume', '--out', folder, '--steps', 2 * config.steps))}"
-        "</pre>",
+        *_continue(folder, config, records),
         "<h2>Settings</h2>",
         _table(_settings(config)),
         "<h2>Environment</h2>",
@@ -75,8 +73,23 @@ def make_report(
     )
 
 
+def _continue(
+    folder: Path, config: TrainConfig, records: Sequence[Mapping[str, Any]]
+) -> tuple[str, str]:
+    """Returns how to train further, as paragraphs."""
+    resume = ("train", "--resume", "--out", folder)
+    if _last_step(records) < config.steps:
+        return "<p>Resume where it stopped:</p>", f"<pre>{escape(command(*resume))}</pre>"
+    more = command(*resume, "--steps", 2 * config.steps)
+    return "<p>Train further, to a larger number of steps:</p>", f"<pre>{escape(more)}</pre>"
+
+
+def _last_step(records: Sequence[Mapping[str, Any]]) -> int:
+    return max((record["step"] for record in records), default=0)
+
+
 def _results(config: TrainConfig, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    found = {"steps": f"{max((r['step'] for r in records), default=0):,} of {config.steps:,}"}
+    found = {"steps": f"{_last_step(records):,} of {config.steps:,}"}
     for name, words in (("train_loss", "training loss"), ("val_loss", "validation loss")):
         losses = [(r[name], r["step"]) for r in records if r.get(name) is not None]
         if losses:

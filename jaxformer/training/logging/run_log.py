@@ -1,10 +1,12 @@
 """Where a run reports: the terminal, ``metrics.jsonl`` and metrics services."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxformer.distributed import processes
+from jaxformer.errors import ResourceError
 from jaxformer.hardware.invocation import command
 from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.training.config import TrainConfig
@@ -108,16 +110,33 @@ class RunLog:
         Args:
             devices: what the model was trained on, in words.
         """
-        picture, report = self._folder / "loss.png", self._folder / "report.html"
+        picture = self._folder / "loss.png"
         title = f"{self._folder.name} · {self._config.data}"
         records = read_metrics(self.metrics_path)
         drawn = plot_losses(records, picture, title)
-        samples = read_samples(self._folder / "samples.jsonl")
-        page = make_report(self._folder, self._config, records, samples, devices)
-        atomic_write_text(report, page)
+        report = self._write_report(records, devices)
         self.reporter.note(
             f"done: {self._folder}"
             + (f", loss curve in {picture}" if drawn else " (no loss curve: matplotlib is missing)")
             + f", report in {report}"
         )
         self.reporter.note(f"write more with: {command('sample', self._folder)}")
+
+    def stop(self, devices: str) -> None:
+        """Writes the report of a run that is not done, once it has made a step.
+
+        Args:
+            devices: see ``finish``.
+        """
+        records = read_metrics(self.metrics_path)
+        # All that the run needs is saved: that it stops matters more than its report.
+        with contextlib.suppress(ResourceError):
+            if records:
+                self._write_report(records, devices)
+
+    def _write_report(self, records: Sequence[Mapping[str, Any]], devices: str) -> Path:
+        report = self._folder / "report.html"
+        samples = read_samples(self._folder / "samples.jsonl")
+        page = make_report(self._folder, self._config, records, samples, devices)
+        atomic_write_text(report, page)
+        return report

@@ -11,6 +11,21 @@ from jaxformer.training.config import TrainConfig
 # In d_model. At 128 two CPU devices make a step 1.1 times as fast as one that shares each product
 # between two cores, and steadier; at 384 they make no difference.
 WIDEST_NARROW_MODEL = 256
+# Whether ``reserve_cpu_devices`` has made as many devices as there are cores.
+_is_reserved = False
+
+
+def reserve_cpu_devices() -> None:
+    """Configures a CPU as one device for each core, of which ``choose_devices`` then takes some.
+
+    For what starts JAX before it is known how many devices training wants. It does nothing if JAX
+    uses the CPU already, or if somebody has chosen how many it is.
+    """
+    global _is_reserved
+    if not _is_configured():
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+            _is_reserved = True
 
 
 def choose_devices(config: TrainConfig) -> list[jax.Device]:
@@ -27,11 +42,10 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
     wanted = 1 if count is None else count
     if count is None and config.model.d_model <= WIDEST_NARROW_MODEL:
         wanted = max(n for n in range(1, cores + 1) if _divides(config, n))
-    is_set = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if 1 < wanted <= cores and not is_set and jax.config.values["jax_num_cpu_devices"] < 1:
+    if 1 < wanted <= cores and not _is_configured():
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", wanted)
-    here = len(jax.local_devices())
+    here, is_set = len(jax.local_devices()), _is_set_in_environment()
     if count is not None and count > here:
         if jax.default_backend() != "cpu" or is_set or count <= cores:
             raise DeviceError(Setting("devices", value=str(count)), f": this process has {here}")
@@ -40,11 +54,22 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
             f": a CPU has as many devices as cores, here {cores}; XLA_FLAGS="
             f"--xla_force_host_platform_device_count={count} makes as many as are wanted",
         )
+    if _is_reserved and jax.default_backend() == "cpu":
+        count = wanted
     return [
         device
         for process in range(jax.process_count())
         for device in jax.local_devices(process)[:count]
     ]
+
+
+def _is_set_in_environment() -> bool:
+    return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+
+
+def _is_configured() -> bool:
+    """Whether it is chosen how many devices a CPU is."""
+    return _is_set_in_environment() or jax.config.values["jax_num_cpu_devices"] > 0
 
 
 def _divides(config: TrainConfig, devices: int) -> bool:

@@ -4,6 +4,7 @@ A family's table names the settings that its class reads. Whatever is neither th
 rejected, because it might change what the model computes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.porting.mapping.settings import Required, Row
@@ -51,8 +52,10 @@ _GENERATION = (
 KEPT = (
     "initializer_range", "initializer_factor", "init_std", "tokenizer_class", "finetuning_task",
     "id2label", "label2id", "problem_type", "classifier_dropout", "task_specific_params", "prefix",
-    *_GENERATION,
+    "use_cache", "logit_scale_init_value", *_GENERATION,
 )  # fmt: skip
+# Where a model of two halves has the settings of each.
+PARTS = ("text_config", "vision_config")
 # Without effect at these values, which every config of transformers 4 may hold.
 DEFAULTS: dict[str, Any] = {
     "add_cross_attention": False,
@@ -69,3 +72,20 @@ SHARED: tuple[Row, ...] = (
     # transformers makes any decoder bidirectional where this is false or null.
     Required("is_causal", lambda values: values.get("causal", True), is_nullable=True),
 )
+
+
+def kept_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those settings of a config.json that a run keeps, also those of its two halves."""
+    parts = {name: _kept(config[name]) for name in PARTS if isinstance(config.get(name), Mapping)}
+    return _kept(config) | {name: kept for name, kept in parts.items() if kept}
+
+
+def with_kept_parts(settings: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings whose halves have what is kept of the same ones in a source."""
+    kept = kept_settings(source)
+    halves = {name: value for name, value in settings.items() if name in PARTS}
+    return {**settings, **{name: {**kept.get(name, {}), **own} for name, own in halves.items()}}
+
+
+def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name in KEPT}
