@@ -25,7 +25,7 @@ def command(name: str, *arguments: object) -> str:
     elif script:
         words = [sys.executable, *words]
     elif shutil.which("jaxformer") is None:
-        words = [sys.executable, "-m", *words]
+        words = [sys.executable, *_safe_path(), "-m", *words]
     return shlex.join([*words, *map(str, arguments)])
 
 
@@ -39,9 +39,16 @@ def own_command(name: str, *arguments: str) -> list[str]:
     script = sys.argv[0] if name == "train" and Path(sys.argv[0]).name == "train.py" else None
     if script:
         return [sys.executable, script, *arguments]
-    # With -P no module of Python, such as types, is taken from the working folder.
+    return [sys.executable, *_safe_path(), "-m", "jaxformer", name, *arguments]
+
+
+def _safe_path() -> list[str]:
+    """Returns what keeps Python from taking a module of its own, as types, from this folder.
+
+    It is nothing where jaxformer itself may be found in the folder.
+    """
     looks_here = any(os.path.abspath(path) == os.getcwd() for path in sys.path)
-    return [sys.executable, *([] if looks_here else ["-P"]), "-m", "jaxformer", name, *arguments]
+    return [] if looks_here else ["-P"]
 
 
 def install(extra: str) -> str:

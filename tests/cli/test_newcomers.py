@@ -67,12 +67,22 @@ def test_commands_are_shown_as_the_user_can_write_them(shell, monkeypatch):
     shell("/somewhere/bin/jaxformer")
     assert invocation.command("sample", "runs/a b") == "jaxformer sample 'runs/a b'"
     shell(None)
-    assert invocation.command("sample", "x") == f"{sys.executable} -m jaxformer sample x"
+    assert invocation.command("sample", "x") == f"{sys.executable} -P -m jaxformer sample x"
     monkeypatch.setattr(sys, "argv", ["train.py"])
     assert invocation.command("train", "--resume") == f"{sys.executable} train.py --resume"
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     assert invocation.command("train", "--resume") == "uv run train.py --resume"
     assert invocation.command("sample", "x") == "uv run jaxformer sample x"
+
+
+def test_a_command_that_is_shown_works_beside_a_file_with_the_name_of_a_module_of_python(
+    shell, whole, empty_folder
+):
+    shell(None)
+    (empty_folder / "types.py").write_text("raise SystemExit('mine')")
+    command = shlex.split(invocation.command("runs", whole))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_another_process_looks_in_the_working_folder_if_this_one_does(monkeypatch, tmp_path):
@@ -81,6 +91,9 @@ def test_another_process_looks_in_the_working_folder_if_this_one_does(monkeypatc
     assert invocation.own_command("train", "x")[1:] == ["-P", "-m", "jaxformer", "train", "x"]
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     assert invocation.own_command("train", "x")[1:] == ["-m", "jaxformer", "train", "x"]
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert invocation.command("sample", "x") == f"{sys.executable} -m jaxformer sample x"
 
 
 def test_a_cache_folder_is_an_absolute_path(monkeypatch, tmp_path):
