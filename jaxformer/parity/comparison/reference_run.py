@@ -10,7 +10,7 @@ from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
 from jaxformer.parity.recording.reference_modules import modules_of
-from jaxformer.parity.recording.torch_values import as_numpy, require_torch
+from jaxformer.parity.recording.torch_values import as_numpy, everything_in_float64, require_torch
 from jaxformer.parity.recording.twins import join_twins
 from jaxformer.parity.recording.whole_models import call_module
 from jaxformer.porting.api import build, import_plan
@@ -108,10 +108,12 @@ class ReferenceRun:
         tables = {path for path, module in self.modules.items() if computes_tables(module)}
         ported = {name for link in self.plan.links for name in link.source} if self.plan else set()
         buffers = [name for name, _ in self.module.named_buffers() if name in ported]
-        return run_torch(
-            self.module, self.inputs, {}, self.backward, buffers, self.call, before_forgetting,
-            {*watched, *tables},
-        )  # fmt: skip
+        # Models cast to float32 inside: norms, softmax, the numbers that they scale by.
+        with everything_in_float64():
+            return run_torch(
+                self.module, self.inputs, {}, self.backward, buffers, self.call,
+                before_forgetting, {*watched, *tables},
+            )  # fmt: skip
 
     @property
     def size(self) -> int:

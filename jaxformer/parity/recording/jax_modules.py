@@ -1,6 +1,5 @@
 """JAX modules by path, and copies of them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxformer.parameters import join_path, map_parameters
+from jaxformer.parameters import join_path
 from jaxformer.parity.recording.jax_values import is_float
 from jaxformer.parity.recording.module_calls import called_methods
 
@@ -29,14 +28,6 @@ def in_dtype(module: Any, dtype: str | None) -> Any:
     copied = nnx.merge(definition, jax.tree.map(cast, state))
     copied.eval()
     return copied
-
-
-def with_parameters(module: Any, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Returns a copy of the module with the given parameters, by path, replaced."""
-    return map_parameters(
-        module,
-        lambda own: {n: jnp.asarray(parameters.get(n, value)) for n, value in own.items()},
-    )
 
 
 def resolve(module: Any, path: str) -> tuple[Any, str]:

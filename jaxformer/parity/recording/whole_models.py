@@ -25,14 +25,12 @@ def call_module(module: Any, *inputs: Any) -> Any:
 
 
 def call_candidate(module: Any, inputs: Sequence[Any], **named: Any) -> Any:
-    """Calls a model; one that pools by a method of its own pools as well.
+    """Calls a model; one that pools by a method of its own pools as well, for a second result.
 
     References pool in the same call. What is no model of jaxformer is just called.
     """
     output = module(*inputs, **named)
-    if _pools_by_itself(module):
-        module.pooled(output)
-    return output
+    return (output, module.pooled(output)) if _pools_by_itself(module) else output
 
 
 def _pools_by_itself(module: Any) -> bool:

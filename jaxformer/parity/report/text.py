@@ -137,10 +137,7 @@ def coverage_lines(report: "Report") -> list[str]:
         for side, counts in (("reference", reference), ("candidate", candidate))
     ]
     if not report.is_by_operators:
-        lines.append(
-            "operators were not recorded: the other modules were compared as parts of those around "
-            "them"
-        )
+        lines.append("the other modules were compared as parts of those around them")
     return lines
 
 

@@ -95,10 +95,11 @@ class Around:
         model = self._without_blocks(sides.reference)
         ported = {name for link in sides.links for name in link.source}
         buffers = [name for name, _ in model.named_buffers() if name in ported]
-        reference = run_torch(
-            model, [*self.inputs, *fresh(made)], {}, sides.backward, buffers, self._call_reference,
-            index.note, layout.recorded,
-        )  # fmt: skip
+        with torch_values.everything_in_float64():
+            reference = run_torch(
+                model, [*self.inputs, *fresh(made)], {}, sides.backward, buffers,
+                self._call_reference, index.note, layout.recorded,
+            )  # fmt: skip
         answers = [laid_as(*both) for both in self._both_made(made)]
         masks = {path: mask for each in self.found.values() for path, mask in each.masks.items()}
         found = compare_part(
@@ -295,7 +296,8 @@ class _Head:
     def _compare_slice(self, model: Any, part: Any, own: Given) -> Found:
         index, backward = Index(), self.sides.backward
         args, kwargs = fresh(self.given)
-        reference = run_torch(model, args, kwargs, backward, (), None, index.note, {self.other})
+        with torch_values.everything_in_float64():
+            reference = run_torch(model, args, kwargs, backward, (), None, index.note, {self.other})
 
         def call(module: Any, given: Any) -> Any:
             owner, method = resolve(module, self.path)

@@ -26,6 +26,7 @@ from jaxformer.parity.recording.operators.narrow_runs import (
     run_reference_in,
 )
 from jaxformer.parity.recording.operators.torch_run import run_torch
+from jaxformer.parity.recording.torch_values import everything_in_float64
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Given, Tensors
 from jaxformer.parity.streaming.layout import Layout, is_within
@@ -145,9 +146,10 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
     given = on_reference_inputs(given, torch_values.floats([list(args), dict(kwargs)]))
     index = Index()
     with sides.reference.loaded(unit, as_stored=True) as model:
-        reference = run_torch(
-            model, args, kwargs, sides.backward, (), None, index.note, sides.layout.recorded
-        )
+        with everything_in_float64():
+            reference = run_torch(
+                model, args, kwargs, sides.backward, (), None, index.note, sides.layout.recorded
+            )
         kinds, attentions = describe_modules(sides.skeleton, pairs)
         found = compare_part(
             Part(

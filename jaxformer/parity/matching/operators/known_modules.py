@@ -22,6 +22,9 @@ from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_calls import ModuleCall
 from jaxformer.porting.mapping.packings import ONE_TO_ONE
 
+# The side, path, number and place of a mark.
+Place = tuple[str, str, int, int]
+
 
 @dataclasses.dataclass(eq=False)
 class Requirement:
@@ -124,6 +127,7 @@ class KnownModules:
         calls: of each pair; none where they could not be matched.
         unmatched: of the other pairs, why not.
         stopped: pairs through which no gradient comes back though the reference's does.
+        lossy: pairs to which less of a gradient comes back, because of a module inside of them.
         unreached: pairs to which no gradient comes back though the reference's does.
     """
 
@@ -144,6 +148,7 @@ class KnownModules:
         self._own = calls_of(marks)
         self._right = calls
         self.stopped: set[PairKey] = set()
+        self.lossy: set[PairKey] = set()
         self.unreached: set[PairKey] = set()
         self.calls: dict[PairKey, list[PairCall]] = {}
         self.unmatched: dict[PairKey, Unmatched] = {}
@@ -301,7 +306,7 @@ class KnownModules:
         back = {
             (call.path, call.number, call.time): call for each in made.values() for call in each
         }
-        passing = {(m.path, m.number, m.place) for m in differentiated if m.side == "returned"}
+        marks = {(m.side, m.path, m.number, m.place) for m in differentiated}
         found: list[Requirement] = []
         stopping = set()
         for key, calls in self.calls.items():
@@ -309,7 +314,7 @@ class KnownModules:
             together = len(calls) > 1 and all(call.right == calls[0].right for call in calls)
             for group in [calls] if together else [[call] for call in calls]:
                 if self.is_outermost(key):
-                    found += [] if key == ("",) else self._of_entered(key, group, back)
+                    found += [] if key == ("",) else self._of_entered(key, group, back, marks)
                     continue
                 returned = [*self._of_returned(key, group, back)]
                 found += [one for one, _ in returned if one.values]
@@ -318,13 +323,13 @@ class KnownModules:
                 lacking = [
                     (one, m) for one, m in returned if not one.values and one.wanted.data.any()
                 ]
-                stopped = [one for one, marks in lacking if passing.isdisjoint(marks)]
-                found += [one for one, marks in lacking if not passing.isdisjoint(marks)]
+                stopped = [one for one, places in lacking if marks.isdisjoint(places)]
+                found += [one for one, places in lacking if not marks.isdisjoint(places)]
                 if not lacking or len(lacking) < len(returned):
                     # One of several modules that do the work of one lets nothing through.
                     found += [dataclasses.replace(one, owner=key) for one in stopped]
                     self.stopped |= {key} if stopped else set()
-                    found += self._of_entered(key, group, back)
+                    found += self._of_entered(key, group, back, marks)
                     continue
                 self.unreached.add(key)
                 if stopped:
@@ -334,10 +339,13 @@ class KnownModules:
         self.unreached -= inner
         for key in inner:
             for call in self.calls[key]:
-                found += self._of_entered(key, [call], back)
+                found += self._of_entered(key, [call], back, marks)
         self.stopped |= inner
+        # What comes back to the modules around these lacks something.
+        self.lossy |= {self.around(key) for key in self.stopped | stopping} - inner
         for one in found:
-            one.is_known = not any(self.around(key) == one.owner for key in self.stopped)
+            is_lost = not one.values and one.owner in self.unreached
+            one.is_known = one.owner not in self.lossy and not is_lost
         return found
 
     def _is_in(self, key: PairKey, outer: PairKey) -> bool:
@@ -357,8 +365,8 @@ class KnownModules:
         key: PairKey,
         group: Sequence[PairCall],
         back: Mapping[tuple[str, int, int], OwnCall],
-    ) -> Iterator[tuple[Requirement, set[tuple[str, int, int]]]]:
-        """Yields what must be the gradients of what calls returned, and the calls and places."""
+    ) -> Iterator[tuple[Requirement, set[Place]]]:
+        """Yields what must be the gradients of what calls returned, and its places."""
         first = group[0]
         gradients = [call.returned_gradients for call in first.right]
         for place, path in enumerate(first.pair.candidate):
@@ -377,14 +385,17 @@ class KnownModules:
                 ]
                 right = self._wanted(first, place, other, wanted)
                 found = Requirement(owner, f"output of {within}", values, right)
-                marks = {(path, call.own[place].number, n) for call in group}
-                yield (self._as_many(found) if values else found), marks
+                places: set[Place] = {
+                    ("returned", path, call.own[place].number, n) for call in group
+                }
+                yield (self._as_many(found) if values else found), places
 
     def _of_entered(
         self,
         key: PairKey,
         group: Sequence[PairCall],
         back: Mapping[tuple[str, int, int], OwnCall],
+        marks: Collection[Place],
     ) -> Iterator[Requirement]:
         """Yields what must be the gradients of what entered calls."""
         first = group[0]
@@ -403,7 +414,12 @@ class KnownModules:
             found = Requirement(key, f"input {place}", values, right)
             if values:
                 yield self._as_many(found)
-            elif right.data.any():
+                continue
+            places = {
+                ("entered", own.path, own.number, place) for call in group for own in call.own
+            }
+            # Else no gradient would come back whatever this module does.
+            if right.data.any() and not places.isdisjoint(marks):
                 self.stopped.add(key)
                 yield found
 

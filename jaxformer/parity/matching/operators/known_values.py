@@ -244,7 +244,10 @@ def required_gradients(
             is_whole = link.rule.packing is ONE_TO_ONE
             same = (sources[0], _layout_of(link, sources[0].shape, shape)) if is_whole else None
             short = name.removeprefix(f"{owner[0]}.") if len(owner) == 1 else name
-            yield Requirement(owner, short, [gradients[parameter.index]], wanted, same=same)
+            yield Requirement(
+                owner, short, [gradients[parameter.index]], wanted,
+                is_known=owner not in known.lossy, same=same,
+            )  # fmt: skip
 
 
 def _layout_of(link: Link, source: tuple[int, ...], target: tuple[int, ...]) -> Layout:

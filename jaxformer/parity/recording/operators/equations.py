@@ -96,14 +96,34 @@ def _for_jax(array: Any) -> Any:
     return jnp.asarray(array) if is_number(array) else array
 
 
-def rounding_of(equation: Any) -> Callable[..., Sequence[Any]] | None:
-    """Returns what rounds floats to a dtype, in float64; None if an equation does anything else."""
-    if equation.primitive.name != "convert_element_type":
+def function_with_rounding(equation: Any) -> Callable[..., Sequence[Any]] | None:
+    """Returns what computes an equation as it is written, from float64 and to float64.
+
+    Returns:
+        None if all its floats are float64.
+    """
+    atoms = (*equation.invars, *equation.outvars)
+    narrow = [
+        atom.aval.dtype
+        for atom in atoms
+        if jnp.issubdtype(atom.aval.dtype, jnp.floating) and atom.aval.dtype != np.float64
+    ]
+    if not narrow:
         return None
-    before, after = (atom.aval.dtype for atom in (*equation.invars, *equation.outvars))
-    if not all(jnp.issubdtype(one, jnp.floating) for one in (before, after)):
-        return None
-    return lambda array: [np.asarray(array).astype(after).astype(np.float64)]
+    run = function_as_written(equation)
+    dtypes = [
+        atom.aval.dtype if jnp.issubdtype(atom.aval.dtype, jnp.floating) else None
+        for atom in equation.invars
+    ]
+
+    def rounded(*arrays: Any) -> Sequence[Any]:
+        given = [
+            array if dtype is None else np.asarray(array).astype(dtype)
+            for array, dtype in zip(arrays, dtypes, strict=True)
+        ]
+        return [in_float64(array) for array in run(*given)]
+
+    return rounded
 
 
 def is_opaque(equation: Any) -> bool:

@@ -28,10 +28,10 @@ from jaxformer.parity.recording.jax_values import (
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.equations import (
     function_of,
+    function_with_rounding,
     inlined,
     is_opaque,
     literal,
-    rounding_of,
 )
 from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
@@ -267,8 +267,9 @@ class _Recorder:
         if name == "cond":
             branch = int(np.clip(values[0].data, 0, len(params["branches"]) - 1))
             return self._closed(params["branches"][branch], values[1:], source, module)
-        run = rounding_of(equation) if self.as_written else None
-        run = run or function_of(equation)
+        run = (function_with_rounding(equation) if self.as_written else None) or function_of(
+            equation
+        )
         if is_opaque(equation):
             self.tape.opaque.add(name)
         made = run(*(value.data for value in values))
