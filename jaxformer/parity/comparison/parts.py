@@ -23,9 +23,9 @@ from jaxformer.parity.judging.module_nodes import ModuleNodes
 from jaxformer.parity.judging.module_rounding import Output
 from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
+from jaxformer.parity.matching.operators.known_gradients import KnownGradients
 from jaxformer.parity.matching.operators.known_modules import KnownModules, Requirement
 from jaxformer.parity.matching.operators.known_values import (
-    required_gradients,
     required_integers,
     required_masks,
 )
@@ -188,12 +188,9 @@ class _Comparison:
                 remarks.append(f"gradients were not compared: {gradients}")
             else:
                 cotangents = [one for one in self.own.cotangents if one[0].is_cotangent]
-                backward.add(known.backward(cotangents, self.own.differentiated))
-                backward.add(
-                    required_gradients(
-                        known, part.links, part.reference, walk.candidate, *gradients
-                    )
-                )
+                wanted = KnownGradients(known, cotangents, self.own.differentiated)
+                backward.add(wanted.of_modules())
+                backward.add(wanted.of_parameters(part.links, part.reference, *gradients))
                 walk.after = backward.settle
                 walk.advance_backward()
                 backward.settle_rest()

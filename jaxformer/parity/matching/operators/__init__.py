@@ -13,6 +13,6 @@ from the one to the other.
 - ``anchors``: all such values of a run.
 - ``weight_uses``: operators that read the same parameter.
 - ``module_pairs``: which module of the reference a module of the candidate is.
-- ``known_modules``, ``known_values``: what must be equal where that is known.
+- ``known_modules``, ``known_values``, ``known_gradients``: what must be equal where that is known.
 - ``reference_attention``: what the reference's attentions allow; tokens that nobody uses.
 """

@@ -7,7 +7,7 @@ returns, and for what enters the modules inside it.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,6 @@ from jaxformer.parity.recording.operators.module_marks import Mark
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_calls import ModuleCall
 from jaxformer.porting.mapping.packings import ONE_TO_ONE
-
-# The side, path, number and place of a mark.
-Place = tuple[str, str, int, int]
 
 
 @dataclasses.dataclass(eq=False)
@@ -126,9 +123,10 @@ class KnownModules:
     Attributes:
         calls: of each pair; none where they could not be matched.
         unmatched: of the other pairs, why not.
-        stopped: pairs through which no gradient comes back though the reference's does.
-        lossy: pairs to which less of a gradient comes back, because of a module inside of them.
-        unreached: pairs to which no gradient comes back though the reference's does.
+        pairs: the modules.
+        own: the calls of the candidate's modules, by path.
+        tapes: the candidate's and the reference's.
+        answered: pairs that are not run: what they return is given, and no gradient goes through.
     """
 
     def __init__(
@@ -141,15 +139,11 @@ class KnownModules:
         tapes: tuple[Tape, Tape],
         answered: Collection[PairKey] = (),
     ):
-        self._answered = answered
-        self._parents, self._tapes, self._matches = parents, tapes, matches
-        self._pairs = pairs
+        self.answered, self.tapes, self.pairs = answered, tapes, pairs
+        self._parents, self._matches = parents, matches
         self._outermost = next(key for key, parent in parents.items() if parent is None)
-        self._own = calls_of(marks)
+        self.own = calls_of(marks)
         self._right = calls
-        self.stopped: set[PairKey] = set()
-        self.lossy: set[PairKey] = set()
-        self.unreached: set[PairKey] = set()
         self.calls: dict[PairKey, list[PairCall]] = {}
         self.unmatched: dict[PairKey, Unmatched] = {}
         for pair in pairs:
@@ -165,6 +159,13 @@ class KnownModules:
             parent = self._parents[parent]
         return self._outermost if parent is None else parent
 
+    def is_in(self, key: PairKey, outer: PairKey) -> bool:
+        """Returns whether a pair is inside of another one."""
+        parent = self._parents[key]
+        while parent is not None and parent != outer:
+            parent = self._parents[parent]
+        return parent is not None
+
     def is_outermost(self, key: PairKey) -> bool:
         """Returns whether no pair is around one."""
         return self._parents[key] is None
@@ -174,20 +175,8 @@ class KnownModules:
         owner = self.around(key)
         return owner, path.removeprefix(f"{owner[0]}.") if owner[0] else path
 
-    def owners_of_parameters(self) -> dict[str, PairKey]:
-        """Returns the pair that answers for the gradient of each parameter of the candidate.
-
-        There is none for those of modules to which no gradient comes back.
-        """
-        return {
-            name: pair.candidate if self.calls[pair.candidate] else self.around(pair.candidate)
-            for pair in self._pairs
-            if pair.candidate not in self.unreached
-            for name in pair.parameters
-        }
-
     def _match(self, pair: Pair) -> list[PairCall] | Unmatched:
-        own = [self._own[path] for path in pair.candidate if path in self._own]
+        own = [self.own[path] for path in pair.candidate if path in self.own]
         right = [self._right[path] for path in pair.reference if self._right.get(path)]
         if not own and not right:
             return Unmatched("neither side calls it", is_uncalled=True)
@@ -290,186 +279,22 @@ class KnownModules:
         for place, own in enumerate(call.own):
             for n, other in call.returned[place].items():
                 value = own.returned[n]
-                wanted = self._wanted(call, place, other, [c.returned[other] for c in call.right])
+                wanted = self.wanted(call, place, [c.returned[other] for c in call.right])
                 yield Requirement(key, "its output", [value], self._as_large(wanted, value))
 
-    def backward(
-        self, cotangents: Sequence[tuple[Mark, Value]], differentiated: Iterable[Mark]
-    ) -> list[Requirement]:
-        """Returns what the backward pass must make equal.
+    def wanted(self, call: PairCall, place: int, results: Sequence[Value]) -> Value:
+        """Returns what a module of the candidate must return: the reference's, or a part of it.
 
         Args:
-            cotangents: values of the candidate with the mark of a cotangent.
-            differentiated: the marks on values that gradients depend on.
+            call: of the pair.
+            place: of the module in the pair.
+            results: what the reference's modules return, or the gradients of that.
         """
-        made = calls_of(cotangents)
-        back = {
-            (call.path, call.number, call.time): call for each in made.values() for call in each
-        }
-        marks = {(m.side, m.path, m.number, m.place) for m in differentiated}
-        found: list[Requirement] = []
-        stopping = set()
-        for key, calls in self.calls.items():
-            # Where the reference calls a module once, all calls of the candidate are that one.
-            together = len(calls) > 1 and all(call.right == calls[0].right for call in calls)
-            for group in [calls] if together else [[call] for call in calls]:
-                if self.is_outermost(key):
-                    found += [] if key == ("",) else self._of_entered(key, group, back, marks)
-                    continue
-                returned = [*self._of_returned(key, group, back)]
-                found += [one for one, _ in returned if one.values]
-                if key in self._answered:
-                    continue
-                lacking = [
-                    (one, m) for one, m in returned if not one.values and one.wanted.data.any()
-                ]
-                stopped = [one for one, places in lacking if marks.isdisjoint(places)]
-                found += [one for one, places in lacking if not marks.isdisjoint(places)]
-                if not lacking or len(lacking) < len(returned):
-                    # One of several modules that do the work of one lets nothing through.
-                    found += [dataclasses.replace(one, owner=key) for one in stopped]
-                    self.stopped |= {key} if stopped else set()
-                    found += self._of_entered(key, group, back, marks)
-                    continue
-                self.unreached.add(key)
-                if stopped:
-                    stopping.add(key)
-        # A module stops what a module inside of it stops.
-        inner = {key for key in stopping if not any(self._is_in(one, key) for one in stopping)}
-        self.unreached -= inner
-        for key in inner:
-            for call in self.calls[key]:
-                found += self._of_entered(key, [call], back, marks)
-        self.stopped |= inner
-        # What comes back to the modules around these lacks something.
-        self.lossy |= {self.around(key) for key in self.stopped | stopping} - inner
-        for one in found:
-            is_lost = not one.values and one.owner in self.unreached
-            one.is_known = one.owner not in self.lossy and not is_lost
-        return found
-
-    def _is_in(self, key: PairKey, outer: PairKey) -> bool:
-        parent = self._parents[key]
-        while parent is not None and parent != outer:
-            parent = self._parents[parent]
-        return parent is not None
-
-    def _came_back(self, call: OwnCall, back: Mapping[tuple[str, int, int], OwnCall]) -> OwnCall:
-        """Returns the values with the marks of a call in the backward pass: last comes first."""
-        last = max(one.time for one in self._own[call.path] if one.number == call.number)
-        time = last - call.time
-        return back.get((call.path, call.number, time)) or OwnCall(call.path, call.number, time)
-
-    def _of_returned(
-        self,
-        key: PairKey,
-        group: Sequence[PairCall],
-        back: Mapping[tuple[str, int, int], OwnCall],
-    ) -> Iterator[tuple[Requirement, set[Place]]]:
-        """Yields what must be the gradients of what calls returned, and its places."""
-        first = group[0]
-        gradients = [call.returned_gradients for call in first.right]
-        for place, path in enumerate(first.pair.candidate):
-            owner, within = self.place_of(key, path)
-            for n, other in first.returned[place].items():
-                if not all(other in known for known in gradients):
-                    continue
-                values = [
-                    value
-                    for call in group
-                    if (value := self._came_back(call.own[place], back).returned.get(n)) is not None
-                ]
-                wanted = [
-                    known[other] or self._zeros(call.returned[other])
-                    for known, call in zip(gradients, first.right, strict=True)
-                ]
-                right = self._wanted(first, place, other, wanted)
-                found = Requirement(owner, f"output of {within}", values, right)
-                places: set[Place] = {
-                    ("returned", path, call.own[place].number, n) for call in group
-                }
-                yield (self._as_many(found) if values else found), places
-
-    def _of_entered(
-        self,
-        key: PairKey,
-        group: Sequence[PairCall],
-        back: Mapping[tuple[str, int, int], OwnCall],
-        marks: Collection[Place],
-    ) -> Iterator[Requirement]:
-        """Yields what must be the gradients of what entered calls."""
-        first = group[0]
-        gradients = [call.entered_gradients for call in first.right]
-        for place, n in first.entered.items():
-            if not all(n in known for known in gradients):
-                continue
-            values = [
-                value
-                for call in group
-                for own in call.own
-                if (value := self._came_back(own, back).entered.get(place)) is not None
-            ]
-            parts = [part for call in first.right if (part := self._of_call(call, n)) is not None]
-            right = self._sum(parts) if parts else self._zeros(first.right[0].entered[n])
-            found = Requirement(key, f"input {place}", values, right)
-            if values:
-                yield self._as_many(found)
-                continue
-            places = {
-                ("entered", own.path, own.number, place) for call in group for own in call.own
-            }
-            # Else no gradient would come back whatever this module does.
-            if right.data.any() and not places.isdisjoint(marks):
-                self.stopped.add(key)
-                yield found
-
-    def _of_call(self, call: ModuleCall, n: int) -> Value | None:
-        """Returns the gradient that comes back through a call to what entered it; None for zero.
-
-        What comes back to what the module only passes on is none of it.
-        """
-        total = call.entered_gradients[n]
-        later = [
-            gradient
-            for place, other in call.passed_on.items()
-            if other == n and (gradient := call.returned_gradients.get(place)) is not None
-        ]
-        if total is None or not later:
-            return total
-        return self._tapes[1].derive(
-            "sub", [total, *later], total.shape, lambda first, *others: first - sum(others)
-        )
-
-    def _zeros(self, like: Value) -> Value:
-        return self._tapes[1].add(np.zeros(like.shape), "constant")
-
-    def _sum(self, values: Sequence[Any]) -> Value:
-        """Returns the sum of values of the reference."""
-        if len(values) == 1:
-            return values[0]
-
-        return self._tapes[1].derive(
-            "add", list(values), values[0].shape, lambda *arrays: np.sum(arrays, axis=0)
-        )
-
-    def _as_many(self, found: Requirement) -> Requirement:
-        """Returns a requirement of a gradient; of an only example it is the sum over all."""
-        if found.wanted.size == found.values[0].size:
-            return found
-
-        wanted = self._tapes[1].derive(
-            "reduce_sum", [found.wanted], (1, *found.wanted.shape[1:]),
-            lambda array: array.sum(0, keepdims=True),
-        )  # fmt: skip
-        return dataclasses.replace(found, wanted=wanted)
-
-    def _wanted(self, call: PairCall, place: int, other: int, results: Sequence[Value]) -> Value:
-        """Returns what a module of the candidate must return: the reference's, or a part of it."""
         if call.pair.packing is ONE_TO_ONE:
             return results[0]
         cut = self.cut(call, place)
         width = call.own[place].returned[0].shape[-1]
-        return self._tapes[1].derive("slice", list(results), (*results[0].shape[:-1], width), cut)
+        return self.tapes[1].derive("slice", list(results), (*results[0].shape[:-1], width), cut)
 
     def cut(self, call: PairCall, place: int) -> Callable[..., np.ndarray]:
         """Returns what makes of the reference's results what a module of the candidate returns."""
@@ -490,7 +315,7 @@ class KnownModules:
             return wanted
 
         shape = (1, *wanted.shape[1:])
-        return self._tapes[1].derive("slice", [wanted], shape, lambda array: array[:1])
+        return self.tapes[1].derive("slice", [wanted], shape, lambda array: array[:1])
 
 
 def calls_of(marks: Sequence[tuple[Mark, Value]]) -> dict[str, list[OwnCall]]:

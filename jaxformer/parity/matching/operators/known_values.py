@@ -3,7 +3,7 @@
 Masks and integers are compared as floats that show them; what is put right are they themselves.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from jaxformer.parity.matching.operators.known_modules import (
     PairCall,
     Requirement,
 )
-from jaxformer.parity.matching.operators.layouts import Layout
 from jaxformer.parity.matching.operators.reference_attention import (
     BLOCKED,
     MaskState,
@@ -24,9 +23,6 @@ from jaxformer.parity.matching.operators.reference_attention import (
 from jaxformer.parity.matching.pairs import PairKey
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
-from jaxformer.parity.recording.operators.torch_run import TorchRun
-from jaxformer.porting.mapping.packings import ONE_TO_ONE
-from jaxformer.porting.mapping.rules import Link
 
 # What a mask adds to scores that a query may not see.
 HIDDEN = -1e9
@@ -200,60 +196,3 @@ def _reference_scores(tape: Tape, call: PairCall, state: MaskState) -> Value:
             if np.array_equal(made[0], right):
                 return tape.record("show", [value], made, show)[0]
     return tape.add(right, "constant")
-
-
-def required_gradients(
-    known: KnownModules,
-    links: Sequence[Link],
-    reference: TorchRun,
-    own: Tape,
-    right: Mapping[int, Value],
-    gradients: Mapping[int, Value],
-) -> Iterator[Requirement]:
-    """Yields what the gradients of parameters must be.
-
-    Args:
-        known: the modules.
-        links: which arrays of both sides hold the same numbers.
-        reference: after both passes.
-        own: the candidate's tape.
-        right: the reference's gradients, by the index of the parameter.
-        gradients: the candidate's.
-    """
-    owners = known.owners_of_parameters()
-    places = {
-        name: right[value.index]
-        for name, value in {**reference.tape.parameters, **reference.tape.buffers}.items()
-        if value.index in right
-    }
-    for link in links:
-        known_names = [reference.first_names.get(name, name) for name in link.source]
-        if not all(name in places for name in known_names):
-            continue
-        sources = [places[name] for name in known_names]
-        for place, name in enumerate(link.target):
-            parameter, owner = own.parameters.get(name), owners.get(name)
-            if parameter is None or owner is None or parameter.index not in gradients:
-                continue
-
-            def convert(*arrays: np.ndarray, link: Link = link, place: int = place) -> np.ndarray:
-                return link.view_as_target(list(arrays))[place]
-
-            shape = parameter.shape
-            wanted = reference.tape.derive("permute", list(sources), shape, convert)
-            is_whole = link.rule.packing is ONE_TO_ONE
-            same = (sources[0], _layout_of(link, sources[0].shape, shape)) if is_whole else None
-            short = name.removeprefix(f"{owner[0]}.") if len(owner) == 1 else name
-            yield Requirement(
-                owner, short, [gradients[parameter.index]], wanted,
-                is_known=owner not in known.lossy, same=same,
-            )  # fmt: skip
-
-
-def _layout_of(link: Link, source: tuple[int, ...], target: tuple[int, ...]) -> Layout:
-    """Returns the layout from an array of the reference to the one of the candidate."""
-    split = tuple(n for n in source if n != 1)
-    order = list(range(len(split)))
-    if link.is_transposed and split == source:
-        order[-2:] = reversed(order[-2:])
-    return Layout(split, tuple(order), target)
