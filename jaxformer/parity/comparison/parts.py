@@ -230,8 +230,9 @@ class _Comparison:
         by_path = {node.path: node for node in nodes.values()}
         stops: dict[str, set[str]] = defaultdict(set)
         if any(cause.is_backward for cause in causes):
-            for path, source in self.own.stops_of_modules():
-                stops[self.walk.owner_of(path)].add(source)
+            paths = {path: pair.path for pair in self.part.pairs for path in pair.candidate}
+            for module, source in self.own.stops_of_modules():
+                stops[paths.get(module, self.walk.owner_of(module))].add(source)
         seen = set()
         for cause in sorted(causes, key=lambda cause: not cause.diagnosis):
             path = cause.candidate_path
@@ -239,8 +240,9 @@ class _Comparison:
             if path in seen or (node is not None and arithmetic_stage(node) != cause.stage):
                 continue
             seen.add(path)
-            source, lines = cause.jax_source, stops.get(path, ())
-            if lines and cause.diagnosis in (STOPPED, STOPPED_IN_PART):
+            source, lines = cause.jax_source, stops[path]
+            if cause.diagnosis in (STOPPED, STOPPED_IN_PART):
+                # The line that reads what gets no gradient is right.
                 source = next(iter(lines)) if len(lines) == 1 else ""
             yield dataclasses.replace(
                 cause,
