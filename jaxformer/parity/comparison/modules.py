@@ -272,7 +272,9 @@ class ModuleComparison:
         ):
             if self.call is not None:
                 return self.call(module, inputs)
-            return call_candidate(module, inputs, **self.positions)
+            dtype = jax.dtypes.canonicalize_dtype(np.int64)
+            positions = {name: array.astype(dtype) for name, array in self.positions.items()}
+            return call_candidate(module, inputs, **positions)
 
 
 def marked_candidate(module: Any, call: Caller) -> Candidate:

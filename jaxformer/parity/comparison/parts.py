@@ -26,6 +26,7 @@ from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.matching.operators.known_gradients import KnownGradients
 from jaxformer.parity.matching.operators.known_modules import KnownModules, Requirement
 from jaxformer.parity.matching.operators.known_values import (
+    required_choices,
     required_integers,
     required_masks,
 )
@@ -131,14 +132,9 @@ class _Comparison:
         self.walk.index.add(part.reference.tape.values)
         numbers = {name: partial(_in_float64, tensor) for name, tensor in part.wanted.items()}
         self.own = JaxRun(
-            part.candidate,
-            part.inputs,
-            part.named,
-            self.walk.candidate,
-            numbers,
-            part.backward,
-            True,
-        )
+            part.candidate, part.inputs, part.named, self.walk.candidate, numbers,
+            part.backward, True, _choices(part),
+        )  # fmt: skip
         self.known = KnownModules(
             part.pairs, part.parents, self.own.marks, part.reference.calls, self.walk.matches,
             (self.walk.candidate, part.reference.tape), part.answered,
@@ -162,6 +158,7 @@ class _Comparison:
         forward = Requirements(walk, self._used_rows)
         forward.add(known.forward())
         forward.add(required_integers(known, walk.candidate, part.reference.tape))
+        forward.add(required_choices(known, walk.candidate, part.reference.tape))
         masks, outside = required_masks(
             known, part.attentions, part.masks, self.attention,
             (walk.candidate, part.reference.tape),
@@ -270,6 +267,20 @@ class _Comparison:
             if cotangent.shape[:2] == rows.shape:
                 cotangent[rows] = 0.0
         return cotangent
+
+
+def _choices(part: Part) -> dict[str, list[list[np.ndarray]]]:
+    """Returns the integers that modules of the reference chose, by the path of the candidate's."""
+    calls = {
+        pair.candidate[0]: part.reference.calls[pair.reference[0]]
+        for pair in part.pairs
+        if len(pair.candidate) == 1 and part.reference.calls.get(pair.reference[0])
+    }
+    return {
+        path: [[value.data for value in call.chosen] for call in each]
+        for path, each in calls.items()
+        if any(call.chosen for call in each)
+    }
 
 
 def _in_float64(tensor: StoredTensor) -> np.ndarray:

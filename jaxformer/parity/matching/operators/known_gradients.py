@@ -66,10 +66,10 @@ class KnownGradients:
             # Where the reference calls a module once, all calls of the candidate are that one.
             together = len(calls) > 1 and all(call.right == calls[0].right for call in calls)
             for group in [calls] if together else [[call] for call in calls]:
-                if not known.is_outermost(key):
-                    found += self._of_group(key, group, stopping)
-                elif key != ("",):
+                if known.is_outermost(key):
                     found += self._of_entered(key, group)
+                else:
+                    found += self._of_group(key, group, stopping)
         # A module stops what a module inside of it stops.
         inner = {key for key in stopping if not any(known.is_in(one, key) for one in stopping)}
         self.unreached -= inner

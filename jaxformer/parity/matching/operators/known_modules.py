@@ -75,6 +75,7 @@ class OwnCall:
         time: how often that call was made before, as a step of a scan.
         entered: what entered it.
         returned: the floats that it returned.
+        chosen: the integers of a named tuple that it returned.
         names: of what entered it, those that were given by name.
         weights: of its attention, if it computed any.
     """
@@ -84,6 +85,7 @@ class OwnCall:
     time: int
     entered: dict[int, Value] = dataclasses.field(default_factory=dict)
     returned: dict[int, Value] = dataclasses.field(default_factory=dict)
+    chosen: dict[int, Value] = dataclasses.field(default_factory=dict)
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     weights: dict[int, Value] = dataclasses.field(default_factory=dict)
 

@@ -54,6 +54,36 @@ def required_integers(known: KnownModules, own: Tape, reference: Tape) -> Iterat
                 )  # fmt: skip
 
 
+def required_choices(known: KnownModules, own: Tape, reference: Tape) -> Iterator[Requirement]:
+    """Yields which integers modules must return: the experts that a router chooses.
+
+    Args:
+        known: the modules.
+        own: the candidate's tape.
+        reference: the reference's.
+    """
+    for key, calls in known.calls.items():
+        for call in calls if len(key) == 1 else ():
+            made = [value for _, value in sorted(call.own[0].chosen.items())]
+            wanted = call.right[0].chosen
+            if [value.shape for value in made] != [value.shape for value in wanted]:
+                continue
+            for value, other in zip(made, wanted, strict=True):
+                # The mark itself has the reference's numbers.
+                chosen = value if value.producer is None else value.producer.inputs[0]
+                yield Requirement(
+                    key, "its choice", [_shown(own, chosen, _as_floats)],
+                    _shown(reference, other, _as_floats), chosen, partial(_numbers_of, other),
+                    partial(_far_from, other),
+                )  # fmt: skip
+
+
+def _far_from(other: Value, array: np.ndarray) -> Difference:
+    """Returns how far integers are from the reference's; none is allowed to be."""
+    wrong = float(np.max(np.abs(array - other.data), initial=0))
+    return Difference(wrong, float(np.max(other.data, initial=1)), 0.0)
+
+
 def _as_floats(array: np.ndarray) -> list[np.ndarray]:
     return [array.astype(np.float64)]
 

@@ -56,7 +56,9 @@ class JaxRun:
         tape: what the run is recorded on.
         known: returns the arrays to use in place of some parameters, by path, in float64.
         backward: whether to prepare the backward pass.
-        as_written: whether casts to narrower floats are kept, and marks are operators.
+        as_written: whether narrower floats are kept, and marks are operators.
+        chosen: of modules that choose, by path, call by call: the integers that the rest of the
+            run gets in place of theirs, by place. Of other ones a loop would take other steps.
 
     Attributes:
         tape: the same.
@@ -79,6 +81,7 @@ class JaxRun:
         known: Mapping[str, Callable[[], np.ndarray]],
         backward: bool = True,
         as_written: bool = False,
+        chosen: Mapping[str, Sequence[Sequence[np.ndarray]]] | None = None,
     ):
         for place, value in enumerate(args):
             if not all(map(is_numeric, jax.tree.leaves(value))):
@@ -90,7 +93,7 @@ class JaxRun:
         self.tape = tape
         self.marks: list[tuple[Mark, Value]] = []
         self.cotangents: list[tuple[Mark, Value]] = []
-        self._recorder = _Recorder(tape, self.marks, as_written)
+        self._recorder = _Recorder(tape, self.marks, as_written, chosen or {})
         self._traced = trace(call, given, backward)
         self.no_gradients = self._traced.no_gradients
         leaves = jax.tree.leaves(given)
@@ -196,8 +199,16 @@ class _Recorder:
         marks: where values with a mark are put.
     """
 
-    def __init__(self, tape: Tape, marks: list[tuple[Mark, Value]], as_written: bool = False):
+    def __init__(
+        self,
+        tape: Tape,
+        marks: list[tuple[Mark, Value]],
+        as_written: bool,
+        choices: Mapping[str, Sequence[Sequence[np.ndarray]]],
+    ):
         self.tape, self.marks, self.as_written = tape, marks, as_written
+        self._choices = choices
+        self._chosen: Counter[tuple[str, int]] = Counter()
         self.gradients: set[int] = set()
 
     def run(
@@ -253,7 +264,13 @@ class _Recorder:
             return values
         mark = Mark.of(equation)
         if mark is not None:
-            if self.as_written:
+            right = self._choice(mark, values[0])
+            if right is not None:
+                values = self.tape.record(
+                    "mark", values, [right], lambda *arrays: [right], source=source,
+                    module=mark.maker,
+                )  # fmt: skip
+            elif self.as_written:
                 values = self.tape.record(
                     "mark", values, [values[0].data], lambda *arrays: list(arrays),
                     source=source, module=mark.maker,
@@ -313,6 +330,17 @@ class _Recorder:
 
         made = stack(*(value.data for value in values))
         return self.tape.record("stack", values, made, stack, source=source, module=module)[0]
+
+    def _choice(self, mark: Mark, value: Value) -> np.ndarray | None:
+        """Returns the integers that take the place of those that a module chose, if any do."""
+        if mark.side != "chosen" or mark.path not in self._choices:
+            return None
+        number = self._chosen[mark.path, mark.place]
+        self._chosen[mark.path, mark.place] += 1
+        calls = self._choices[mark.path]
+        right = calls[min(number, len(calls) - 1)][mark.place : mark.place + 1]
+        is_same = bool(right) and right[0].shape == value.shape
+        return right[0].astype(value.dtype) if is_same else None
 
     def _while(
         self, params: Mapping[str, Any], values: list[Value], source: str, module: str

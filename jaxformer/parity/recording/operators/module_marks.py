@@ -42,8 +42,8 @@ class Mark:
         path: of the module.
         around: path of the module that calls it, if that is known.
         number: which of the calls of the module it is, where that is known.
-        side: whether the array enters the module, is returned by it, or holds its attention's
-            weights.
+        side: whether the array enters the module, is returned by it, as floats or as integers that
+            it has chosen, or holds its attention's weights.
         place: which of such arrays it is.
         name: of the argument that it is, or is in, where that was given by name.
         is_cotangent: whether the array is the cotangent of such an array.
@@ -54,7 +54,7 @@ class Mark:
     path: str
     around: str = ""
     number: int = 0
-    side: Literal["entered", "returned", "weights"] = "returned"
+    side: Literal["entered", "returned", "chosen", "weights"] = "returned"
     place: int = 0
     name: str = ""
     is_cotangent: bool = False
@@ -206,7 +206,8 @@ class _Marker:
         call = self._answers.get(path, call)
         try:
             with jax.named_scope(f"{BEGINNING}{path}"):
-                return _marked_result(mark, call(*args, **kwargs), (args, kwargs))
+                made = _marked_result(mark, call(*args, **kwargs), (args, kwargs))
+                return _marked_choices(mark, made) if self._with_inputs else made
         finally:
             self._running.pop()
 
@@ -260,6 +261,19 @@ def _marked_arguments(mark: Mark, args: Any, kwargs: Any) -> tuple[Any, Any]:
             ).put(leaf)
         leaves.append(known.get(id(leaf), leaf))
     return jax.tree.unflatten(structure, leaves)
+
+
+def _marked_choices(mark: Mark, value: Any) -> Any:
+    """Returns a named tuple whose integers have marks; whatever else a module returned as it is."""
+    if not (isinstance(value, tuple) and hasattr(value, "_make")):
+        return value
+    arrays = [(n, one) for n, one in enumerate(value) if isinstance(one, jax.Array)]
+    places = [n for n, one in arrays if jnp.issubdtype(one.dtype, jnp.integer)]
+    marked = {
+        n: dataclasses.replace(mark, side="chosen", place=place).put(value[n])
+        for place, n in enumerate(places)
+    }
+    return value._make(marked.get(n, one) for n, one in enumerate(value))
 
 
 def _marked_result(mark: Mark, value: Any, given: Any) -> Any:

@@ -11,7 +11,7 @@ from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_recorder import place_of
 from jaxformer.parity.recording.reference_modules import modules_of, owner_of
-from jaxformer.parity.recording.torch_values import floats, map_nested, require_torch
+from jaxformer.parity.recording.torch_values import floats, integers, map_nested, require_torch
 
 
 @dataclasses.dataclass
@@ -24,7 +24,8 @@ class ModuleCall:
         positions: its argument ``position_ids``, if there was one.
         end: the place of the first operator after it; -1 while it runs.
         returned: of the tensors of floats that it returned.
-        passed_on: of these, by place, which of those are the same tensor that entered.
+        chosen: of the tensors of integers in a named tuple that it returned.
+        passed_on: of the floats, by place, which of those are the same tensor that entered.
         entered_gradients: by place in ``entered``, the gradient of what entered this call; None for
             zero. Of what is not differentiated there is none.
         returned_gradients: the same by place in ``returned``.
@@ -35,6 +36,7 @@ class ModuleCall:
     positions: Value | None = None
     end: int = -1
     returned: list[Value] = dataclasses.field(default_factory=list)
+    chosen: list[Value] = dataclasses.field(default_factory=list)
     passed_on: dict[int, int] = dataclasses.field(default_factory=dict)
     entered_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
     returned_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
@@ -133,6 +135,7 @@ class WatchedCalls:
         made = map_nested(alias, output)
         tensors = floats(made)
         call.returned = [self._recorder.value(tensor) for tensor in tensors]
+        call.chosen = [self._recorder.value(tensor) for tensor in integers(made)]
         found = ((n, aliases.get(id(tensor))) for n, tensor in enumerate(tensors))
         call.passed_on = {n: one[1] for n, one in found if one is not None}
         self._take_gradients(tensors, call.returned_gradients)

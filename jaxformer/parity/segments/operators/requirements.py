@@ -99,7 +99,9 @@ class Requirements:
         if one.measure is not None and one.source is not None:
             one.difference = one.measure(walk.array(one.source))
         walk.diverge(value, wanted, layout, " + ".join(one.owner))
-        if layout is not None and (len(one.values) > 1 or one.source is not None):
+        # What was found to be wrong may have led to a value that is right for tokens in use alone.
+        is_derived = len(one.values) > 1 or one.source is not None
+        if layout is not None and (is_derived or distance(right, walk.array(value)) > 0):
             self._put_right(one, value, layout)
 
     def _is_same(self, one: Requirement) -> bool:
