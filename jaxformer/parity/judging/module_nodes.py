@@ -69,7 +69,7 @@ class ModuleNodes:
         """
         forward: dict[PairKey, list[tuple[str, Difference]]] = defaultdict(list)
         backward: dict[PairKey, dict[str, Difference]] = defaultdict(dict)
-        for one in required:
+        for one in sorted(required, key=lambda one: one.place):
             if one.difference is not None:
                 forward[one.owner].append((one.name, one.difference))
         for one in gradients:

@@ -51,6 +51,13 @@ class Requirement:
     is_known: bool = True
     difference: Difference | None = None
 
+    @property
+    def place(self) -> int:
+        """The place on the candidate's tape of what it is about; -1 if nothing is there."""
+        if self.source is not None:
+            return self.source.index
+        return max((value.index for value in self.values), default=-1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Unmatched:

@@ -44,8 +44,7 @@ class Requirements:
         for one in found:
             self.all.append(one)
             if one.values:
-                last = max(value.index for value in one.values)
-                self._by_value[last if one.source is None else one.source.index].append(one)
+                self._by_value[one.place].append(one)
             else:
                 scale = largest(one.wanted.data)
                 one.difference = Difference(scale, scale, 0.0) if one.is_known else None
@@ -73,27 +72,33 @@ class Requirements:
         array = walk.array(value)
         scale = walk.index.largest(wanted)
         allowed = allowed_error(scale)
-        found = find_layout(wanted.data, array, allowed)
+        layout = _same_layout(wanted.data, array)
+        if layout is None:
+            found = find_layout(wanted.data, array, allowed)
+        else:
+            far = distance(layout.apply(wanted.data), array)
+            found = (layout, far) if far <= allowed else None
         if found is not None:
             one.difference = Difference(max(found[1], self._rounding(value)), scale, allowed)
             walk.matches.setdefault(value.index, []).append(Match(wanted, *found))
             walk.reached.add(wanted.index)
             return
-        layout = _layout(wanted.data, array)
+        if layout is None and (near := nearest_layout(wanted.data, array)) is not None:
+            layout = near[0]
         if layout is not None:
             right = layout.apply(wanted.data)
             pairs = zip(self._used_rows(array, one), self._used_rows(right, one), strict=True)
-            far = [distance(made, other) for made, other in pairs]
-            if far and max(far) <= allowed:
-                one.difference = Difference(max(far), scale, allowed)
+            apart = [distance(made, other) for made, other in pairs]
+            if apart and max(apart) <= allowed:
+                one.difference = Difference(max(apart), scale, allowed)
                 self._put_right(one, value, layout)
                 return
             if not one.is_known:
                 self._put_right(one, value, layout)
                 return
-            far = far or [distance(right, array)]
+            apart = apart or [distance(right, array)]
             operators, _ = region_before([value], lambda v: v.index in walk.matches)
-            one.difference = Difference(max(far), scale, walk.allowed(operators, value, scale))
+            one.difference = Difference(max(apart), scale, walk.allowed(operators, value, scale))
         else:
             one.difference = Difference(float("inf"), scale, allowed)
         if one.measure is not None and one.source is not None:
@@ -152,13 +157,12 @@ class Requirements:
             walk.put_right(value, one.wanted, layout)
 
 
-def _layout(right: np.ndarray, array: np.ndarray) -> Layout | None:
-    """Returns the layout from an array of the reference to one of the candidate that is wrong.
+def _same_layout(right: np.ndarray, array: np.ndarray) -> Layout | None:
+    """Returns the layout of an array of the same shape; None where the shapes differ.
 
-    Between wrong numbers and right ones the nearest may be any; of one shape they are laid alike.
+    Of known modules what has the same shape is laid alike: any other layout is a bug.
     """
-    if right.shape == array.shape:
-        shape = tuple(n for n in right.shape if n != 1)
-        return Layout(shape, tuple(range(len(shape))), array.shape)
-    near = nearest_layout(right, array)
-    return None if near is None else near[0]
+    if right.shape != array.shape:
+        return None
+    shape = tuple(n for n in right.shape if n != 1)
+    return Layout(shape, tuple(range(len(shape))), array.shape)
