@@ -106,7 +106,7 @@ def main() -> None:
             "parameters": parameters,
         },
         "mode": report.mode,
-        "segments": "operators" if arguments.operators else "pairs of modules",
+        "segments": "operators" if arguments.operators else "operators of known modules",
         "dtype": report.dtype,
         "verdict": report.verdict,
         "nodes": len(report.nodes),

@@ -7,7 +7,7 @@ and in none around it. Weights are compared separately; both sides compute with 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -244,11 +244,13 @@ class ModuleComparison:
             model = marked_candidate(jax_modules.in_dtype(self.module, None), self._call)
             return run_candidate_in(self.dtype, model, self.inputs, {})
 
-    def _reference_low(self) -> NarrowRun:
-        """Returns what the reference makes in the dtype under test."""
+    def _reference_low(self, paths: Collection[str]) -> NarrowRun:
+        """Returns what modules of the reference make in the dtype under test."""
         release(self.reference.size)
         reference = self.reference
-        return run_reference_in(self.dtype, reference.module, reference.inputs, {}, reference.call)
+        return run_reference_in(
+            self.dtype, reference.module, reference.inputs, {}, reference.call, paths
+        )
 
     def _remarks(self) -> Iterable[str]:
         if self.reference.unsupported_settings:

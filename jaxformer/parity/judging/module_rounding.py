@@ -1,7 +1,7 @@
 """What a dtype rounds in the first outputs of modules that are known to be the same."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def with_rounding(
     outputs: Sequence[Output],
     dtype: str,
     run_candidate: Callable[[], NarrowRun],
-    run_reference: Callable[[], NarrowRun],
+    run_reference: Callable[[Collection[str]], NarrowRun],
 ) -> dict[PairKey, Node]:
     """Returns nodes with what a dtype rounds in their first outputs.
 
@@ -100,7 +100,7 @@ def with_rounding(
         outputs: of pairs.
         dtype: of the runs.
         run_candidate: runs the candidate in it. One of the two runs is in memory at a time.
-        run_reference: runs the reference in it.
+        run_reference: runs the reference in it, given the paths of the modules that count.
     """
     own, run = {}, run_candidate()
     for output in outputs:
@@ -108,18 +108,20 @@ def with_rounding(
         exact = None if low is None else output.exact()
         if low is not None and exact is not None and low.size == exact.size:
             own[output.key] = _of_candidate(output, low, exact, run, dtype)
-    run = run_reference()
+    # The candidate's run is freed before the reference's begins.
+    del run
+    run = run_reference({path for one in outputs for part in one.parts for path in part.places})
     found = dict(nodes)
     for output in outputs:
         node, low = nodes.get(output.key), output.of_reference(run)
         if node is None or node.in_context is None or low is None or output.key not in own:
             continue
         rounded, condition = own[output.key]
-        measured = dataclasses.replace(
+        context = dataclasses.replace(
             node.in_context, reference_rounding=rounding(low, output.exact()), **rounded
         )
         found[output.key] = judge_node(
-            dataclasses.replace(node, in_context=measured, condition=condition)
+            dataclasses.replace(node, in_context=context, condition=condition)
         )
     return found
 

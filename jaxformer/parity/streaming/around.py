@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,7 +118,7 @@ class Around:
                 nodes, [one for one in found.outputs if one.key[0] not in self.answered],
                 sides.dtype,
                 lambda: self._run_candidate(low_candidate, sides.dtype),
-                lambda: self._run_reference(low_reference, sides.dtype),
+                lambda paths: self._run_reference(low_reference, sides.dtype, paths),
             )  # fmt: skip
         for table in sides.tables:
             if not layout.is_inner(table.path):
@@ -210,11 +210,13 @@ class Around:
             made = [np.asarray(candidate.made[path]) for path in self.answered]
             return run_candidate_in(dtype, self._candidate(candidate), [*self.inputs, *made], {})
 
-    def _run_reference(self, reference: ReferencePass, dtype: str) -> NarrowRun:
+    def _run_reference(
+        self, reference: ReferencePass, dtype: str, paths: Collection[str]
+    ) -> NarrowRun:
         """Runs what is around the reference's blocks in another dtype than float64."""
         return run_reference_in(
             dtype, self._without_blocks(reference), [*self.inputs, *fresh(self._made(reference))],
-            {}, self._call_reference,
+            {}, self._call_reference, paths,
         )  # fmt: skip
 
     def compare_head(self, path: str) -> tuple[Found, dict[str, str]]:
@@ -231,7 +233,7 @@ class Around:
             reference, candidate = sides.low
             nodes = with_rounding(
                 nodes, [head.output()], sides.dtype,
-                lambda: head.candidate_run(candidate), lambda: head.reference_run(reference),
+                lambda: head.candidate_run(candidate), lambda _: head.reference_run(reference),
             )  # fmt: skip
         return dataclasses.replace(found, nodes=nodes, outputs=()), looks
 

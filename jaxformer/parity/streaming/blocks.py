@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -183,11 +183,13 @@ def _run_candidate(candidate: EmptyCandidate, path: str, own: Tensors, dtype: st
         return run_candidate_in(dtype, candidate.unit(path), given.args, given.kwargs)
 
 
-def _run_reference(reference: ReferencePass, unit: str, dtype: str) -> NarrowRun:
+def _run_reference(
+    reference: ReferencePass, unit: str, dtype: str, paths: Collection[str]
+) -> NarrowRun:
     """Runs a block of the reference in another dtype than float64."""
     args, kwargs = fresh(reference.given[unit])
     with reference.loaded(unit) as model:
-        return run_reference_in(dtype, model, args, kwargs)
+        return run_reference_in(dtype, model, args, kwargs, None, paths)
 
 
 def in_host_memory(given: Given) -> Given:

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import Index, Match, largest
-from jaxformer.parity.recording.operators.graph import Operator, Value, same_numbers
-from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, SUMS
+from jaxformer.parity.recording.operators.graph import LARGE, Operator, Value, same_numbers
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, MARK, SUMS
 from jaxformer.parity.recording.operators.running_again import run_again
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.tolerance import ROUNDOFF, allowed_error
@@ -123,6 +123,10 @@ class Anchors:
 
     def _observe(self, value: Value) -> None:
         """Looks up a value that was just recorded."""
+        producer = value.producer
+        if producer is not None and producer.name == MARK:
+            self._take_over(value, producer.inputs[0])
+            return
         self._look_up(value, value.data)
         found = self.matches.get(value.index)
         if found:
@@ -133,6 +137,13 @@ class Anchors:
                 value.stand_for(
                     lambda: nearest.layout.apply(nearest.value.data), self.candidate.recent
                 )
+
+    def _take_over(self, value: Value, source: Value) -> None:
+        """Knows of a value what is known of another one, which it is."""
+        if source.index in self.matches:
+            self.matches[value.index] = list(self.matches[source.index])
+        if value.nbytes >= LARGE and source.is_there:
+            value.stand_for(lambda: source.data, self.candidate.recent)
 
     def _look_up(self, value: Value, array: Any) -> None:
         if getattr(getattr(array, "dtype", None), "kind", "") != "f":

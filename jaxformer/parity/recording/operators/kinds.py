@@ -1,11 +1,13 @@
 """Names of operators, in the words of JAX and of PyTorch, by what they do."""
 
+# The operator that marks what enters or leaves a module.
+MARK = "mark"
 # Operators that only bring numbers into another shape.
 LAYOUT_ONLY = {
     "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "view", "unsqueeze",
     "_unsafe_view", "expand", "permute", "t", "clone", "copy", "convert_element_type", "_to_copy",
     "to", "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
-    "mark",
+    MARK,
 }  # fmt: skip
 # Of these, the ones that copy the numbers, which takes time; the others make a view where they can.
 COPIES = {"clone", "copy", "_to_copy", "concatenate", "cat", "stack", "index"}

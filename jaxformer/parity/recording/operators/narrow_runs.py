@@ -6,7 +6,7 @@ operator, as JAX rounds each of them; the reference by PyTorch.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from jaxformer.parity.recording.jax_values import is_float
 from jaxformer.parity.recording.operators.candidates import Caller, Candidate
 from jaxformer.parity.recording.operators.evaluation import evaluator_of
+from jaxformer.parity.recording.operators.module_marks import Mark
 from jaxformer.parity.recording.operators.tracing import results_by_path
 from jaxformer.parity.recording.result_parts import in_real_parts
 from jaxformer.parity.recording.torch_values import (
@@ -68,6 +69,10 @@ def run_candidate_in(
         names[:] = made
         return list(made.values())
 
+    def keep(mark: Mark, made: Any) -> None:
+        if mark.side in ("returned", "entered"):
+            sides[mark.side][mark.path].append(np.asarray(made))
+
     with jax.enable_x64(dtype == "float64"):
         given = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, dtype) if is_float(leaf) else leaf, given
@@ -75,7 +80,7 @@ def run_candidate_in(
         found = evaluator_of(dtype)(
             jax.make_jaxpr(run)(*given),
             jax.tree.leaves(given),
-            lambda mark, made: sides[mark.side][mark.path].append(np.asarray(made)),
+            keep,
         )
     results = {name: np.asarray(made) for name, made in zip(names, found, strict=True)}
     entered = {
@@ -91,6 +96,7 @@ def run_reference_in(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     caller: Caller | None = None,
+    paths: Collection[str] | None = None,
 ) -> NarrowRun:
     """Runs a copy of a PyTorch module whose parameters and float inputs have a dtype.
 
@@ -100,6 +106,7 @@ def run_reference_in(
         args: positional arguments.
         kwargs: named ones.
         caller: how to call it, given it and its inputs; None to call it with them.
+        paths: of the modules that count; default all.
     """
     torch = require_torch()
     narrow = in_narrow(module, dtype)
@@ -118,7 +125,8 @@ def run_reference_in(
     given, named = map_nested(cast, list(args)), map_nested(cast, dict(kwargs))
     with ExitStack() as stack:
         for path, inner in narrow.named_modules():
-            stack.callback(inner.register_forward_hook(keep(path)).remove)
+            if paths is None or path in paths:
+                stack.callback(inner.register_forward_hook(keep(path)).remove)
         stack.enter_context(experts_one_by_one(narrow))
         stack.enter_context(without_fast_path())
         stack.enter_context(torch.no_grad())
