@@ -5,7 +5,7 @@
 12 layers of width 768 with 256 positions, random weights. It is compared with one pass
 forward and backward of only transformers' model in float64, in a process of its own. With
 ``--operators`` the candidate is a plain function of its parameters, as anybody's port may be, and
-is compared operator by operator.
+nothing is known of its modules.
 """
 
 import argparse

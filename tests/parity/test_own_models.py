@@ -10,15 +10,20 @@ import torch
 from flax import nnx
 from torch import nn
 
+import torch_ref.feed_forward
 from jaxformer.errors import UsageError
 from jaxformer.feed_forward import FeedForward
 from jaxformer.parity.comparison.api import assert_parity, compare
 from jaxformer.parity.comparison.generation import compare_generation
 from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.comparison.training import compare_training
+from jaxformer.parity.repro import write_repro
+from jaxformer.parity.repro.calls import record_reference
 from jaxformer.porting import from_torch
 from parity_tests.families import encdec, nanogpt
 from tests.support.subjects import causal, hidden, padded, randomize, root_causes, subject
+from torch_ref.config import TransformerLMConfig
+from torch_ref.transformer_lm import TransformerLM
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -131,6 +136,45 @@ def test_inputs_that_the_reference_does_not_take():
             compare(reference, None, torch.full((1, 3), 10**6))
         with pytest.raises(UsageError, match=r"inputs must be an array, .*: got 'hello'"):
             compare(reference, None, "hello")
+
+
+def small(**settings):
+    """A model of torch_ref and its port."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "d_model": 8, "num_heads": 2, "num_layers": 2, "context_length": 9}
+    reference = randomize(TransformerLM(TransformerLMConfig(**sizes, **settings)))
+    return reference, from_torch(reference)
+
+
+def test_a_reference_that_writes_in_place_is_compared_as_it_was(monkeypatch, tmp_path):
+    """What enters the activation, and leaves the layer before it, is overwritten."""
+    monkeypatch.setitem(torch_ref.feed_forward.ACTIVATIONS, "relu", torch.relu_)
+    reference, candidate = small(activation="relu")
+    tokens = np.arange(9)[None]
+    assert compare(reference, candidate, [tokens]).verdict in ("exact", "rounding")
+    layer = candidate.blocks[1].feed_forward.up_proj
+    layer.bias[...] = layer.bias[...].at[2].add(-0.1)
+    report = compare(reference, candidate, [tokens])
+    assert root_causes(report) == [("blocks.1.feed_forward.up_proj", "parameters")]
+    written = write_repro(
+        tmp_path / "repro", reference, candidate, [tokens], "blocks.1.feed_forward.up_proj"
+    )
+    found = written.run(written.build_reference(), written.build_candidate())
+    assert found.differences["output"].error == pytest.approx(0.1, rel=1e-4)
+    # Where a block writes into what it is given, its first call is kept as it was.
+    inner = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    calls = record_reference(nn.Sequential(inner), ["0"], lambda: inner(x))
+    assert (calls["0"].args[0] < 0).any()
+    assert not (x < 0).any()
+
+
+def test_a_candidate_that_gives_another_part_of_the_result_is_refused():
+    reference, candidate = small()
+    with pytest.raises(UsageError, match=r"the outputs cannot be aligned: .*; torch_call= and"):
+        compare(
+            reference, candidate, [np.arange(9)[None]], jax_call=lambda model, x: model(x)[:, :-1]
+        )
 
 
 class TanhMlp(nn.Module):

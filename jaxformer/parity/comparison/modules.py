@@ -1,4 +1,4 @@
-"""Compares two models module by module: every pair isolated, on equal inputs, in float64.
+"""Compares two of jaxformer's own models: every module on equal inputs, in float64.
 
 It is the comparison by operators, and the rules that port the weights say which modules of the two
 sides are the same. So it is known what must enter each module and leave it, and a module answers
@@ -118,7 +118,7 @@ def compare_with(
     call: Caller | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Compares a candidate with a reference that may have been run already.
+    """Compares a candidate with a reference whose port is known.
 
     Use it under ``jax.enable_x64(True)``. For the other arguments see ``compare``.
 

@@ -43,7 +43,7 @@ from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.gradients import run_backward
 from jaxformer.parity.segments.operators.requirements import Requirements
-from jaxformer.parity.segments.operators.results import compare_results
+from jaxformer.parity.segments.operators.results import called, compare_results
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.rules import Link
@@ -119,7 +119,10 @@ def compare_part(part: Part) -> Found:
     Raises:
         UsageError: the whole models cannot be laid beside each other.
     """
-    return _Comparison(part).run()
+    try:
+        return _Comparison(part).run()
+    finally:
+        part.reference.close()
 
 
 class _Comparison:
@@ -130,10 +133,11 @@ class _Comparison:
         self.attention = ReferenceAttention(part.reference.softmaxes)
         self.walk = Walk(part.reference.tape, index=part.index)
         self.walk.index.add(part.reference.tape.values)
+        self.choices = _choices(part)
         numbers = {name: partial(_in_float64, tensor) for name, tensor in part.wanted.items()}
         self.own = JaxRun(
             part.candidate, part.inputs, part.named, self.walk.candidate, numbers,
-            part.backward, True, _choices(part),
+            part.backward, True, self.choices,
         )  # fmt: skip
         self.known = KnownModules(
             part.pairs, part.parents, self.own.marks, part.reference.calls, self.walk.matches,
@@ -167,7 +171,9 @@ class _Comparison:
         walk.after = forward.settle
         walk.advance()
         forward.settle_rest()
+        settled = len(walk.divergences)
         results = compare_results(walk)
+        forward.all += self._required_results(settled)
         depths = part.depths or depths_of(part.pairs, part.parents)
         maker = ModuleNodes(
             self._in_order(), depths, known, part.kinds, part.reference.kinds_of_all, walk,
@@ -177,7 +183,10 @@ class _Comparison:
         outputs = tuple(maker.outputs())
         causes = find_causes([Judged(divergence) for divergence in walk.divergences], walk)
         backward = Requirements(walk, self._used_rows)
-        remarks: list[str] = []
+        remarks = [*results.uncompared, *self._unjudged_choices()]
+        for place, (own, right) in results.misshapen.items():
+            name = called(walk.candidate.output_names[place])
+            remarks.append(f"{name} was not compared: {own.shape}, the reference's {right.shape}")
         if part.backward:
             walk.keep_corrections()
             gradients = run_backward(part.reference, self.own, walk, results, self._without_unused)
@@ -196,9 +205,9 @@ class _Comparison:
             for key, node in maker.make(forward.all, backward.all, part.weights).items()
         }
         causes += find_causes([*self._only_backward()], walk)
-        called = Called({*part.reference.returned}, {mark.path for mark, _ in self.own.marks})
+        run = Called({*part.reference.returned}, {mark.path for mark, _ in self.own.marks})
         lines = tuple(self._of_nodes(causes, nodes))
-        return Found(nodes, lines, (*remarks, *walk.remarks), called, outside, outputs)
+        return Found(nodes, lines, (*remarks, *walk.remarks), run, outside, outputs)
 
     def _in_order(self) -> list[Pair]:
         """Returns the pairs in the order of calls."""
@@ -208,6 +217,26 @@ class _Comparison:
         calls = self.part.reference.calls
         right = {path: each[0].begin for path, each in calls.items() if each}
         return in_call_order(self.part.pairs, self.part.parents, own, right)
+
+    def _required_results(self, settled: int) -> Iterator[Requirement]:
+        """Yields what is wrong in results beside what modules return: code around all of them.
+
+        Args:
+            settled: how many wrong segments were found of modules.
+        """
+        keys = [pair.candidate for pair in self.part.pairs]
+        owner = ("",) if ("",) in keys else keys[0]
+        for found in self.walk.divergences[settled:]:
+            yield Requirement(
+                owner, "its result", [found.required], found.required_reference,
+                difference=found.difference,
+            )  # fmt: skip
+
+    def _unjudged_choices(self) -> Iterator[str]:
+        """Yields remarks on choices that were taken from the reference, and not compared."""
+        for path in self.choices:
+            if not self.known.calls.get((path,)):
+                yield f"what {path} chooses was not compared: the reference's choice was taken"
 
     def _only_backward(self) -> Iterator[Judged]:
         """Yields the wrong segments of the backward pass that no wrong one of a module explains.
@@ -274,7 +303,9 @@ def _choices(part: Part) -> dict[str, list[list[np.ndarray]]]:
     calls = {
         pair.candidate[0]: part.reference.calls[pair.reference[0]]
         for pair in part.pairs
-        if len(pair.candidate) == 1 and part.reference.calls.get(pair.reference[0])
+        if len(pair.candidate) == 1
+        and pair.can_run_isolated
+        and part.reference.calls.get(pair.reference[0])
     }
     return {
         path: [[value.data for value in call.chosen] for call in each]

@@ -21,7 +21,7 @@ Caller = Callable[[Any, Sequence[Any]], Any]
 
 
 class ReferenceRun:
-    """The reference, run once, for comparison with any number of candidates.
+    """The reference of a comparison: its port, its modules, and how it is run.
 
     Use it under ``jax.enable_x64(True)``.
 

@@ -51,9 +51,6 @@ def judge_backward(walk: Walk, forward: Sequence[Judged]) -> list[Judged]:
     lines |= _lines_of_inputs(passed, walk)
     blocks = [judged.divergence.reference_operator.module.rpartition(".")[0] for judged in forward]
     found = []
-    if walk.owners:
-        owners = {walk.owner(judged.divergence) for judged in forward}
-        return [Judged(d) for d in backward if walk.owner(d) not in owners]
     for divergence in backward:
         path = divergence.reference_operator.module
         is_near = any(not block or f"{path}.".startswith(f"{block}.") for block in blocks)

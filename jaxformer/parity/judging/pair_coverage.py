@@ -38,7 +38,7 @@ def measure_pair_coverage(
     reference_parameters: tuple[int, int],
     backward: bool,
 ) -> Coverage:
-    """Returns how much was compared; no operators are recorded where modules are paired.
+    """Returns how much was compared, in modules: where these are paired, operators are not counted.
 
     Args:
         pairs: all of them.

@@ -29,8 +29,15 @@ def aligned(own: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> list[tupl
     return pairs
 
 
-def laid_as(right: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Returns an array of the reference in the layout of the candidate's, in float64."""
+def laid_as(right: np.ndarray, own: np.ndarray, gradient: np.ndarray | None = None) -> np.ndarray:
+    """Returns an array of the reference in the layout of the candidate's, in float64.
+
+    Args:
+        right: of the reference.
+        own: of the candidate.
+        gradient: of ``right``, to lay instead of it.
+    """
     right, own = right.astype(np.float64), own.astype(np.float64)
     near = nearest_layout(right, own) if right.shape != own.shape else None
-    return right if near is None else near[0].apply(right)
+    wanted = right if gradient is None else gradient.astype(np.float64)
+    return wanted if near is None else near[0].apply(wanted)

@@ -32,7 +32,7 @@ class Pair:
         reference: paths; several where the reference has one module for each head.
         packing: how the outputs of several modules lie in one array.
         parameters: the names of the candidate modules' own parameters.
-        can_run_isolated: if not, they are judged together with the module around them.
+        can_run_isolated: whether they are judged by themselves, or else with the module around.
     """
 
     candidate: tuple[str, ...]

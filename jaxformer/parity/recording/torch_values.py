@@ -145,6 +145,18 @@ def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
+def fresh(value: Any) -> Any:
+    """Returns a nested argument with tensors of their own, of which one stays one."""
+    known: dict[int, Any] = {}
+
+    def one(tensor: Any) -> Any:
+        if not hasattr(tensor, "untyped_storage"):
+            return tensor
+        return known.setdefault(id(tensor), tensor.detach().clone())
+
+    return map_nested(one, value)
+
+
 def in_dtype(inputs: Sequence[Any], dtype: str) -> list[Any]:
     """Returns inputs with their float arrays in another dtype; no array is one of the inputs.
 

@@ -117,7 +117,7 @@ class Report:
 
     @property
     def is_by_operators(self) -> bool:
-        """Whether operators were compared; if not, pairs of modules were."""
+        """Whether operators were counted; if not, pairs of modules were."""
         return self.coverage is not None and self.coverage.operators is not None
 
     @property

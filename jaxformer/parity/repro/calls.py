@@ -18,6 +18,7 @@ from jaxformer.parity.recording.jax_values import float_arrays, is_float
 from jaxformer.parity.recording.module_calls import intercept_calls
 from jaxformer.parity.recording.operators.evaluation import evaluate_function
 from jaxformer.parity.recording.reference_modules import modules_of, owner_of
+from jaxformer.parity.recording.torch_values import fresh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class RecordedCall:
 def record_reference(
     module: Any, paths: Collection[str], run: Callable[[], Any]
 ) -> dict[str, RecordedCall]:
-    """Returns the first calls of modules of the reference, by path.
+    """Returns the first calls of modules of the reference, by path: as they were, with copies.
 
     Args:
         module: the whole model.
@@ -47,14 +48,20 @@ def record_reference(
     """
     found: dict[str, RecordedCall] = {}
 
-    def keep(path: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        found.setdefault(path, RecordedCall(args, kwargs, output))
+    def enter(path: str, module: Any, args: Any, kwargs: Any) -> None:
+        if path not in found:
+            found[path] = RecordedCall(*fresh((args, kwargs)))
+
+    def leave(path: str, module: Any, args: Any, output: Any) -> None:
+        if found[path].output is None:
+            found[path] = dataclasses.replace(found[path], output=fresh(output))
 
     with contextlib.ExitStack() as stack:
         for path, inner in modules_of(module).items():
             if path in paths and owner_of(path, inner) == path:
-                hook = inner.register_forward_hook(partial(keep, path), with_kwargs=True)
-                stack.callback(hook.remove)
+                before = inner.register_forward_pre_hook(partial(enter, path), with_kwargs=True)
+                stack.callback(before.remove)
+                stack.callback(inner.register_forward_hook(partial(leave, path)).remove)
         run()
     return found
 

@@ -147,13 +147,18 @@ class ReproContents:
         is_same = len(own) == len(others) == 1 and own[0].shape == others[0].shape
         return others if is_same else []
 
-    def _outputs(self, place: int, made: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    def _outputs(
+        self, place: int, gradients: Sequence[np.ndarray] | None = None
+    ) -> list[np.ndarray | None]:
         """Returns for each array that a module of the candidate returns the reference's.
 
         Args:
             place: of the module in the pair.
-            made: what each module of the reference returns first; of a single one all of it.
+            gradients: of what each module of the reference returns first, of a single one of all
+                of it: to return these, in the layout that the output itself has.
         """
+        right = self._made()
+        made = right if gradients is None else gradients
         own = [*map(np.asarray, float_arrays(self._own[place].output))]
         found: list[np.ndarray | None] = [None] * len(own)
         if self.pair.packing is not ONE_TO_ONE:
@@ -162,8 +167,8 @@ class ReproContents:
             wide = [(*joined[0].shape[:-1], shape[-1]) for shape in shapes]
             found[0] = self.pair.unpack(joined, wide)[place].reshape(own[0].shape)
             return found
-        for n, other in aligned(own, made):
-            found[n] = laid_as(made[other], own[n])
+        for n, other in aligned(own, right):
+            found[n] = laid_as(right[other], own[n], made[other])
         return found
 
     def _made(self) -> list[np.ndarray]:
@@ -174,7 +179,7 @@ class ReproContents:
     def _expect_outputs(self) -> None:
         """Adds the reference's outputs, in the candidate's layout."""
         for place in range(len(self._own)):
-            for n, expected in enumerate(self._outputs(place, self._made())):
+            for n, expected in enumerate(self._outputs(place)):
                 if expected is not None:
                     self.arrays[f"expected/{place}/output/{n}"] = expected
 
@@ -188,22 +193,24 @@ class ReproContents:
             made = cotangents
         for place, call in enumerate(self._own):
             own = float_arrays(call.output)
-            for n, right in enumerate(self._outputs(place, self._made())):
-                # In the layout that the output itself has.
-                found = None if right is None else self._outputs(place, made)[n]
+            for n, found in enumerate(self._outputs(place, made)):
                 self.arrays[f"candidate/{place}/cotangents/{n}"] = (
                     np.zeros(own[n].shape) if found is None else found
                 )
         own = [*map(np.asarray, float_arrays((self._own[0].args, self._own[0].kwargs)))]
+        given = _arrays([list(self._right[0].args), dict(self._right[0].kwargs)])
         groups: dict[str, list[int]] = {}
+        first: dict[str, np.ndarray] = {}
         for n, other in self._entering(0):
             groups.setdefault(self._entered[other], []).append(n)
+            first.setdefault(self._entered[other], given[other])
         for name, group in groups.items():
             gradients = [one.input_gradients.get(name) for one in self._outcomes]
             known = [one for one in gradients if one is not None]
             if known:
                 total = np.sum(known, axis=0)
-                self.arrays[f"expected/0/input/{len(self.groups)}"] = laid_as(total, own[group[0]])
+                laid = laid_as(first[name], own[group[0]], total)
+                self.arrays[f"expected/0/input/{len(self.groups)}"] = laid
                 self.groups.append(group)
 
     def _expect_parameter_gradients(self, plan: Plan) -> None:

@@ -40,7 +40,6 @@ from jaxformer.parity.streaming.products import (
 from jaxformer.parity.streaming.reference_side import (
     ReferencePass,
     answering,
-    fresh,
     holder,
     replace_floats,
 )
@@ -97,7 +96,7 @@ class Around:
         buffers = [name for name, _ in model.named_buffers() if name in ported]
         with torch_values.everything_in_float64():
             reference = run_torch(
-                model, [*self.inputs, *fresh(made)], {}, sides.backward, buffers,
+                model, [*self.inputs, *torch_values.fresh(made)], {}, sides.backward, buffers,
                 self._call_reference, index.note, layout.recorded,
             )  # fmt: skip
         answers = [laid_as(*both) for both in self._both_made(made)]
@@ -130,7 +129,7 @@ class Around:
         return [
             torch_values.floats(reference.made[path])[n]
             for path in self.answered.values()
-            for n in _new_floats(reference, path)
+            for n in _new_floats(self.sides.reference, path)
         ]
 
     def _both_made(self, made: Sequence[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -214,9 +213,10 @@ class Around:
         self, reference: ReferencePass, dtype: str, paths: Collection[str]
     ) -> NarrowRun:
         """Runs what is around the reference's blocks in another dtype than float64."""
+        made = torch_values.fresh(self._made(reference))
         return run_reference_in(
-            dtype, self._without_blocks(reference), [*self.inputs, *fresh(self._made(reference))],
-            {}, self._call_reference, paths,
+            dtype, self._without_blocks(reference), [*self.inputs, *made], {},
+            self._call_reference, paths,
         )  # fmt: skip
 
     def compare_head(self, path: str) -> tuple[Found, dict[str, str]]:
@@ -297,7 +297,7 @@ class _Head:
 
     def _compare_slice(self, model: Any, part: Any, own: Given) -> Found:
         index, backward = Index(), self.sides.backward
-        args, kwargs = fresh(self.given)
+        args, kwargs = torch_values.fresh(self.given)
         with torch_values.everything_in_float64():
             reference = run_torch(model, args, kwargs, backward, (), None, index.note, {self.other})
 
@@ -318,9 +318,8 @@ class _Head:
         """Returns what two slices show together."""
         first, second = one.nodes[self.key], other.nodes[self.key]
         backward = {
-            name: worst_difference([first.backward[name], second.backward[name]])
-            for name in first.backward
-            if name in second.backward
+            name: worst_difference(n.backward[name] for n in (first, second) if name in n.backward)
+            for name in dict.fromkeys([*first.backward, *second.backward])
         }
         node = dataclasses.replace(
             first,

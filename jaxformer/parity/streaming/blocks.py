@@ -26,11 +26,11 @@ from jaxformer.parity.recording.operators.narrow_runs import (
     run_reference_in,
 )
 from jaxformer.parity.recording.operators.torch_run import run_torch
-from jaxformer.parity.recording.torch_values import everything_in_float64
+from jaxformer.parity.recording.torch_values import everything_in_float64, fresh
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Given, Tensors
 from jaxformer.parity.streaming.layout import Layout, is_within
-from jaxformer.parity.streaming.reference_side import ReferencePass, fresh
+from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
 from jaxformer.porting.mapping.rules import Link
 from jaxformer.porting.mapping.transfer import read_view

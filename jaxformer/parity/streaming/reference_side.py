@@ -35,8 +35,8 @@ class ReferencePass:
         given: what each block and each large head was called with, by path: positional and named
             arguments.
         made: what each of them returned, by path.
-        passed_on: of the floats that each of them returned, by place, which of those that it was
-            given they are.
+        passed_on: of the floats that each of them returned after the first, by place, which of
+            those that it was given they are.
         tables: what modules returned that compute tables of positions, by path.
     """
 
@@ -199,6 +199,7 @@ class ReferencePass:
         self.passed_on[path] = {
             n: m
             for n, tensor in enumerate(made)
+            if n
             for m, other in enumerate(given)
             if tensor.shape == other.shape and bool((tensor == other).all())
         }
@@ -261,18 +262,6 @@ def answering(module: Any, layout: Layout, answer: Callable[..., Any]) -> Iterat
 
 def _bound(answer: Callable[..., Any], path: str, original: Callable[..., Any]) -> Any:
     return lambda *args, **kwargs: answer(path, original, *args, **kwargs)
-
-
-def fresh(value: Any) -> Any:
-    """Returns a nested argument with tensors of their own, of which one stays one."""
-    known: dict[int, Any] = {}
-
-    def one(tensor: Any) -> Any:
-        if not hasattr(tensor, "untyped_storage"):
-            return tensor
-        return known.setdefault(id(tensor), tensor.detach().clone())
-
-    return torch_values.map_nested(one, value)
 
 
 def _compact(

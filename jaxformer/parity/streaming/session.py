@@ -130,7 +130,7 @@ class StreamedComparison:
             tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
             remarks=(
-                *(remark for part in parts for remark in part.remarks),
+                *dict.fromkeys(remark for part in parts for remark in part.remarks),
                 *find_swapped_layers(wrong),
             ),
             causes=tuple(cause for part in parts for cause in part.causes),

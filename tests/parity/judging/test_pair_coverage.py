@@ -13,6 +13,7 @@ from jaxformer.parity.comparison.modules import compare as compare_modules
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import coverage_lines
 from jaxformer.porting import from_torch
+from tests.support import mutants
 from tests.support.subjects import subject
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
@@ -138,3 +139,14 @@ def test_a_pooler_that_the_reference_calls_is_called_here_too():
     report = compare(reference, from_torch(reference), ids)
     assert report.verdict in ("equal", "rounding"), report
     assert not [node.path for node in report.nodes if node.verdict == "incomplete"]
+
+    def pooled(original, self, hidden):
+        return jax.nn.relu(self.pooler(hidden[:, 0]))
+
+    candidate = from_torch(reference)
+    mutants.replace_methods(candidate, pooled=pooled)
+    # What is made beside the model's own result is compared too.
+    for backward in (False, True):
+        (cause,) = compare(reference, candidate, ids, backward=backward).root_causes
+        assert (cause.path, cause.stage) == ("", "forward")
+        assert cause.message.startswith("its result")

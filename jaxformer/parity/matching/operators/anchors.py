@@ -140,6 +140,9 @@ class Anchors:
 
     def _take_over(self, value: Value, source: Value) -> None:
         """Knows of a value what is known of another one, which it is."""
+        if value.dtype.kind != "f":
+            # A choice may be the reference's in place of the candidate's own.
+            return
         if source.index in self.matches:
             self.matches[value.index] = list(self.matches[source.index])
         if value.nbytes >= LARGE and source.is_there:

@@ -220,10 +220,10 @@ class KnownModules:
             if pair.packing is ONE_TO_ONE:
                 found = self._alike(call.returned, right[0].returned)
             else:
-                fits = call.returned and all(one.returned for one in right)
+                fits = all(0 in one.returned for one in own) and all(one.returned for one in right)
                 share = self._share(pair, place, own, right) if fits else None
                 found = {} if share is None else {0: 0}
-            if 0 not in found and pair.candidate != ("",):
+            if not found or (0 not in found and pair.candidate != ("",)):
                 shapes = [
                     ", ".join(str(v.shape) for v in values) or "none"
                     for values in (own[0].returned.values(), right[0].returned)

@@ -1,4 +1,4 @@
-"""What else must be equal of known modules: masks and token ids that enter, parameters' gradients.
+"""What else must be equal of known modules: masks and integers that enter, and what they choose.
 
 Masks and integers are compared as floats that show them; what is put right are they themselves.
 """

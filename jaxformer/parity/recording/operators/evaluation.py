@@ -19,7 +19,7 @@ from jaxformer.parity.recording.operators.module_marks import Mark
 
 # Returns what computes the outputs of an equation from its inputs.
 FunctionOf = Callable[[Any], Callable[..., Sequence[Any]]]
-# Evaluates a jaxpr, given it and its arguments.
+# Evaluates a jaxpr, given it, its arguments and what is called with its marks.
 Evaluate = Callable[..., list[Any]]
 # Called with a mark and the array that has it.
 Note = Callable[[Mark, Any], Any]

@@ -197,6 +197,7 @@ class _Recorder:
     Attributes:
         gradients: identities of the variables that are gradients of parameters.
         marks: where values with a mark are put.
+        as_written: see ``JaxRun``.
     """
 
     def __init__(

@@ -68,6 +68,8 @@ class Mark:
     @property
     def maker(self) -> str:
         """Path of the module whose code has made the array."""
+        if self.side == "weights":
+            return self.path
         return self.around if (self.side == "entered") != self.is_cotangent else self.path
 
     def put(self, array: Any) -> Any:

@@ -1,7 +1,8 @@
 """Both sides once more, forward, in a narrower dtype: what they and their modules return there.
 
 What a dtype rounds is measured against the run in float64. The candidate is evaluated operator by
-operator, as JAX rounds each of them; the reference by PyTorch.
+operator, as JAX rounds each of them; the reference by PyTorch. In float64 the candidate's run gives
+what it makes with its own weights.
 """
 
 import dataclasses

@@ -59,8 +59,8 @@ class WatchedCalls:
     def __init__(self, recorder: Any, tape: Tape):
         self._recorder, self._tape = recorder, tape
         self.calls: dict[str, list[ModuleCall]] = defaultdict(list)
-        # Of each call that is running, the tensors that entered it.
-        self._running: list[tuple[ModuleCall, list[Any]]] = []
+        # Of each call that is running, the tensors that entered it and how often each was written.
+        self._running: list[tuple[ModuleCall, list[Any], list[int]]] = []
         self._taking: list[Any] = []
 
     @contextlib.contextmanager
@@ -113,16 +113,20 @@ class WatchedCalls:
             if value.producer is not None and value.producer.name == "alias":
                 value.producer.source = ""
         self.calls[path].append(call)
-        self._running.append((call, tensors))
+        self._running.append((call, tensors, [tensor._version for tensor in tensors]))
         self._take_gradients(tensors, call.entered_gradients)
         return given, named
 
     def _leave(self, module: Any, args: Any, output: Any) -> Any:
         torch = require_torch()
-        call, entered = self._running.pop()
+        call, entered, versions = self._running.pop()
         call.end = len(self._tape.operators)
-        # Modules inside may have made copies of it.
-        places = {place_of(tensor): place for place, tensor in enumerate(entered)}
+        # Modules inside may have made copies of it. What was written into is made here.
+        places = {
+            place_of(tensor): place
+            for place, (tensor, version) in enumerate(zip(entered, versions, strict=True))
+            if tensor._version == version
+        }
         aliases: dict[int, tuple[Any, int]] = {}
 
         def alias(value: Any) -> Any:

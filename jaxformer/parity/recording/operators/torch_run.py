@@ -107,17 +107,13 @@ class TorchRun:
         self.calls = self._watched.calls
         watching = self._watched.watching(wide, watched)
         reading = keep_what_is_read(weights)
-        with (
-            _settings(),
-            torch.set_grad_enabled(backward),
-            paths,
-            watching,
-            reading,
-            self._recorder,
-        ):
-            pairs.join(wide)
-            output = _call(wide, given, named, caller)
-            tensors = list(in_real_parts(result_tensors(output)))
+        with contextlib.ExitStack() as stack, _settings(), torch.set_grad_enabled(backward):
+            stack.callback(self.close)
+            with paths, watching, reading, self._recorder:
+                pairs.join(wide)
+                output = _call(wide, given, named, caller)
+                tensors = list(in_real_parts(result_tensors(output)))
+            stack.pop_all()
         logits = [one for one in [getattr(output, "logits", None)] if is_float(one)]
         results = [tensor for _, tensor in tensors if is_float(tensor)]
         found = [*logits, *(t for t in results if not any(t is one for one in logits))]
@@ -130,6 +126,10 @@ class TorchRun:
         self._outputs = found
         self.softmaxes: list[Softmax] = self._recorder.softmaxes
         self._recorder.forget()
+
+    def close(self) -> None:
+        """Takes no more gradients of calls; after it there is no backward pass."""
+        self._watched.stop_taking()
 
     def _name(self, tensor: Any, name: str, kind: str) -> None:
         value = self._recorder.name(tensor, name, kind)
