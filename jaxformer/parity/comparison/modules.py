@@ -231,7 +231,10 @@ class ModuleComparison:
             about=dict(about),
             remarks=(*found.remarks, *self._remarks()),
             causes=found.causes,
-            incomplete=tuple(find_unreached(self.pairs, found.called, parameters, self.module)),
+            incomplete=(
+                *find_unreached(self.pairs, found.called, parameters, self.module),
+                *found.incomplete,
+            ),
             coverage=measure_pair_coverage(
                 self.pairs, judged, found.called, parameters, (len(self.weights), len(parameters)),
                 linked_parameters(reference.module, self.plan.links), reference.backward,

@@ -43,7 +43,7 @@ from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.gradients import run_backward
 from jaxformer.parity.segments.operators.requirements import Requirements
-from jaxformer.parity.segments.operators.results import called, compare_results
+from jaxformer.parity.segments.operators.results import Results, called, compare_results
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.rules import Link
@@ -103,6 +103,7 @@ class Found:
         called: which modules were called.
         masks: what masks must allow that enter from outside, by path.
         outputs: what the pairs return first.
+        incomplete: a sentence on each result and each choice that was not compared.
     """
 
     nodes: dict[PairKey, Node]
@@ -111,6 +112,7 @@ class Found:
     called: Called = dataclasses.field(default_factory=Called)
     masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
     outputs: tuple[Output, ...] = ()
+    incomplete: tuple[str, ...] = ()
 
 
 def compare_part(part: Part) -> Found:
@@ -183,10 +185,7 @@ class _Comparison:
         outputs = tuple(maker.outputs())
         causes = find_causes([Judged(divergence) for divergence in walk.divergences], walk)
         backward = Requirements(walk, self._used_rows)
-        remarks = [*results.uncompared, *self._unjudged_choices()]
-        for place, (own, right) in results.misshapen.items():
-            name = called(walk.candidate.output_names[place])
-            remarks.append(f"{name} was not compared: {own.shape}, the reference's {right.shape}")
+        remarks: list[str] = []
         if part.backward:
             walk.keep_corrections()
             gradients = run_backward(part.reference, self.own, walk, results, self._without_unused)
@@ -207,7 +206,9 @@ class _Comparison:
         causes += find_causes([*self._only_backward()], walk)
         run = Called({*part.reference.returned}, {mark.path for mark, _ in self.own.marks})
         lines = tuple(self._of_nodes(causes, nodes))
-        return Found(nodes, lines, (*remarks, *walk.remarks), run, outside, outputs)
+        remarks += walk.remarks
+        incomplete = tuple(self._incomplete(results))
+        return Found(nodes, lines, tuple(remarks), run, outside, outputs, incomplete)
 
     def _in_order(self) -> list[Pair]:
         """Returns the pairs in the order of calls."""
@@ -232,8 +233,12 @@ class _Comparison:
                 difference=found.difference,
             )  # fmt: skip
 
-    def _unjudged_choices(self) -> Iterator[str]:
-        """Yields remarks on choices that were taken from the reference, and not compared."""
+    def _incomplete(self, results: Results) -> Iterator[str]:
+        """Yields a sentence on each result and each choice that was not compared."""
+        yield from results.uncompared
+        for place, (own, right) in results.misshapen.items():
+            name = called(self.walk.candidate.output_names[place])
+            yield f"{name} has shape {own.shape}, the reference's {right.shape}"
         for path in self.choices:
             if not self.known.calls.get((path,)):
                 yield f"what {path} chooses was not compared: the reference's choice was taken"

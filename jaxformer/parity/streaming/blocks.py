@@ -108,6 +108,7 @@ class BlockResult:
             "looks": self.looks,
             "masks": list(found.masks),
             "remarks": found.remarks,
+            "incomplete": found.incomplete,
             "called": [sorted(found.called.reference), sorted(found.called.candidate)],
         }
         state.save(name, [np.ascontiguousarray(mask) for mask in found.masks.values()], notes)
@@ -126,6 +127,7 @@ class BlockResult:
             tuple(notes["remarks"]),
             Called(*notes["called"]),
             dict(zip(notes["masks"], arrays, strict=True)),
+            incomplete=tuple(notes["incomplete"]),
         )
         return cls(found, notes["looks"])
 

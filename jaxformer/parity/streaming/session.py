@@ -134,7 +134,10 @@ class StreamedComparison:
                 *find_swapped_layers(wrong),
             ),
             causes=tuple(cause for part in parts for cause in part.causes),
-            incomplete=tuple(find_unreached(self.layout.pairs, called, sides.own, plans[1].module)),
+            incomplete=(
+                *find_unreached(self.layout.pairs, called, sides.own, plans[1].module),
+                *(sentence for part in parts for sentence in part.incomplete),
+            ),
             coverage=measure_pair_coverage(
                 self.layout.pairs,
                 judged,
