@@ -191,7 +191,9 @@ class ModuleNodes:
             if matches and (len(call.own) > 1 or len(values) > 1 or size == value.size):
                 places = dict.fromkeys(call.pair.reference, other)
                 cut = self.known.cut(call, place)
-                yield OutputPart(path, n, values, places, cut, matches[0].layout)
+                # What else matches may be a transposed copy of it.
+                layout = self._layout(value, values[0]) or matches[0].layout
+                yield OutputPart(path, n, values, places, cut, layout)
 
 
 def described(made: np.ndarray, right: np.ndarray) -> dict[str, Any]:

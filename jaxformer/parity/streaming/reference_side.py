@@ -11,6 +11,7 @@ import numpy as np
 from jaxformer.parity.matching.positions import Made, computes_tables
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.operators.torch_calls import WatchedForward
 from jaxformer.parity.recording.reference_modules import modules_of
 from jaxformer.parity.sources.checkpoints import as_tensor
 from jaxformer.parity.streaming.empty_reference import EmptyReference
@@ -247,6 +248,12 @@ def answering(module: Any, layout: Layout, answer: Callable[..., Any]) -> Iterat
     for path in [*layout.unit_references, *heads]:
         name = "attend" if path.endswith(".attend") else "forward"
         inner = modules[path]
+        watched = vars(inner).get(name)
+        if isinstance(watched, WatchedForward):
+            # The call is recorded as before.
+            replaced.append((watched, "original", watched.original))
+            watched.original = _bound(answer, path, watched.original)
+            continue
         original = getattr(inner, name)
         replaced.append((inner, name, vars(inner).get(name)))
         vars(inner)[name] = _bound(answer, path, original)

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,28 @@ class ModuleCall:
     returned_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
 
 
+class WatchedForward:
+    """What is called in place of the forward pass of a module whose calls are recorded.
+
+    Args:
+        enter: takes the arguments, and returns those that the module gets.
+        original: the module's own.
+
+    Attributes:
+        original: what the module computes; another function may be put in its place.
+    """
+
+    def __init__(self, enter: Callable[[Any, Any], tuple[Any, Any]], original: Callable[..., Any]):
+        # It has the same signature.
+        functools.update_wrapper(self, original)
+        self._enter, self.original = enter, original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Records the call and returns what is computed."""
+        given, named = self._enter(args, kwargs)
+        return self.original(*given, **named)
+
+
 class WatchedCalls:
     """Records the calls of modules beside their operators.
 
@@ -70,25 +93,23 @@ class WatchedCalls:
             for path, inner in modules_of(module).items():
                 if path not in paths:
                     continue
-                enter = partial(self._enter, path)
                 if owner_of(path, inner) == path:
-                    # A call begins before the module's own hooks, and ends after them.
-                    for hook in (
-                        inner.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
-                        inner.register_forward_hook(self._leave),
-                    ):
-                        stack.callback(hook.remove)
-                    continue
-                name = path.rpartition(".")[2]
-                vars(inner)[name] = partial(self._call_method, enter, getattr(inner, name))
-                stack.callback(vars(inner).pop, name)
+                    # Hooks that keep what enters the module keep the tensor that others read; what
+                    # hooks make of its output belongs to it.
+                    watched = WatchedForward(partial(self._enter, path), inner.forward)
+                    stack.enter_context(_replaced(inner, "forward", watched))
+                    stack.callback(inner.register_forward_hook(self._leave).remove)
+                else:
+                    name = path.rpartition(".")[2]
+                    call = partial(self._call, path, getattr(inner, name))
+                    stack.enter_context(_replaced(inner, name, call))
             yield
 
-    def _call_method(self, enter: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        given, named = enter(None, args, kwargs)
-        return self._leave(None, given, original(*given, **named))
+    def _call(self, path: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given, named = self._enter(path, args, kwargs)
+        return self._leave(None, args, original(*given, **named))
 
-    def _enter(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
+    def _enter(self, path: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         torch = require_torch()
         # A tensor that is kept has a number that no other one gets.
         known: dict[int, tuple[Any, Any]] = {}
@@ -159,3 +180,18 @@ class WatchedCalls:
         for hook in self._taking:
             hook.remove()
         self._taking = []
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Calls a function in place of a method."""
+    own = vars(module)
+    is_own, original = name in own, getattr(module, name)
+    own[name] = function
+    try:
+        yield
+    finally:
+        if is_own:
+            own[name] = original
+        else:
+            del own[name]
