@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -292,6 +293,8 @@ class _Head:
             module = reference_slice(reference.modules[self.other], right, reference.to_tensor)
             one = self._compare_slice(holder(module, self.other), part, own)
             found = one if found is None else self._worse(found, one)
+            # What was recorded of a slice refers to itself.
+            gc.collect()
         assert found is not None
         return found
 
