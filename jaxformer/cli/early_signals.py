@@ -17,7 +17,7 @@ def stopped_at_once() -> Iterator[None]:
 
     A KeyboardInterrupt that comes while a module is imported can be lost there, and the run would
     then begin. A handler of Python's waits until the main thread is back from what it waits for in
-    C++, such as other processes that never come: so a thread is told of the signal, and ends all.
+    C++, such as other processes that never come: so a thread receives the signal, and ends all.
     """
 
     def wait_for_end(_number: int, _frame: types.FrameType | None) -> None:

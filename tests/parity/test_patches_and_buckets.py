@@ -70,4 +70,5 @@ def test_a_wrong_bucket_is_named():
     replace_methods(candidate.position, bias=lambda call, self, q, distance: call(q, distance + 1))
     found = root_causes(compare(reference, candidate, [IDS]))
     assert list(found) == [""]
-    assert "the position_bias of blocks.0 differs, though the" in found[""]
+    expected = "the position_bias of blocks.0 differs, though the mask of blocks.0 is right"
+    assert expected in found[""]

@@ -1,6 +1,7 @@
 """A comparison block by block finds what one of whole models finds, and resumes."""
 
 import dataclasses
+import gc
 import json
 import math
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 from jaxformer.parity.findings import Difference
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.session import ParitySession
 from jaxformer.parity.sources.checkpoints import open_source
-from jaxformer.parity.streaming import layout, products
+from jaxformer.parity.streaming import around, layout, products
 from jaxformer.parity.streaming import session as streaming
 from jaxformer.parity.streaming.choice import Streaming
 from tests.support.memory import run_python
@@ -266,6 +268,31 @@ def test_large_arrays_are_held_in_parts(tmp_path, monkeypatch, name):
     whole, streamed = compare_both(*paths, tmp_path)
     assert streamed.verdict != "bug"
     assert_same(streamed, whole)
+
+
+@pytest.mark.tier("full")
+def test_what_a_slice_of_a_head_recorded_is_freed_before_the_next(tmp_path, monkeypatch):
+    """It refers to itself, so that only the garbage collector frees it."""
+    paths = make("llama", tmp_path)
+    monkeypatch.setattr(layout, "WIDE", 300)
+    monkeypatch.setattr(products, "SLICE", 24 * 7)
+    left = []
+    compare_slice = around._Head._compare_slice
+
+    def counting(*arguments):
+        left.append(sum(type(one) is Tape for one in gc.get_objects()))
+        return compare_slice(*arguments)
+
+    monkeypatch.setattr(around._Head, "_compare_slice", counting)
+    gc.disable()
+    try:
+        with jax.enable_x64(True):
+            open_session(*paths, "always", folder=tmp_path / "state").run()
+    finally:
+        gc.enable()
+    # The first two slices may leave what is kept once.
+    assert len(left) > 3
+    assert len(set(left[2:])) == 1
 
 
 @pytest.mark.tier("full")

@@ -58,7 +58,7 @@ class JaxRun:
         backward: whether to prepare the backward pass.
         as_written: whether narrower floats are kept, and marks are operators.
         chosen: of modules that choose, by path, call by call: the integers that the rest of the
-            run gets in place of theirs, by place. Of other ones a loop would take other steps.
+            run gets instead, by place. With other ones a loop would take other steps.
 
     Attributes:
         tape: the same.
