@@ -240,8 +240,8 @@ class RootCause:
 class Coverage:
     """How much was compared. Each pair of numbers says how many were, and how many there are.
 
-    What was not recorded is None: where modules are paired no operators are, and not every
-    framework says which of its modules computes a value.
+    What was not counted is None: values where modules are paired, and not every framework says
+    which of its modules computes a value.
 
     Attributes:
         modules: of the reference, of those that were called. Where modules are paired, those whose

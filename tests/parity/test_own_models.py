@@ -17,6 +17,7 @@ from jaxformer.parity.comparison.api import assert_parity, compare
 from jaxformer.parity.comparison.generation import compare_generation
 from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.comparison.training import compare_training
+from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.repro import write_repro
 from jaxformer.parity.repro.calls import record_reference
 from jaxformer.porting import from_torch
@@ -168,6 +169,26 @@ def test_a_reference_that_writes_in_place_is_compared_as_it_was(monkeypatch, tmp
     calls = record_reference(nn.Sequential(inner), ["0"], lambda: inner(x))
     assert (calls["0"].args[0] < 0).any()
     assert not (x < 0).any()
+
+
+@pytest.mark.parametrize("path", ["blocks.1.attention_norm", "blocks.1"])
+def test_a_module_that_returns_what_it_was_given(path):
+    """It has the bug, whatever is around it; where both sides do so, it is none."""
+    tokens = [np.arange(9)[None]]
+
+    def unchanged(original, self, x, *args, **kwargs):
+        return x
+
+    reference, candidate = small()
+    module = jax_modules.resolve(candidate, path)[0]
+    mutants.replace_methods(module, __call__=unchanged)
+    (cause,) = compare(reference, candidate, tokens).root_causes
+    assert (cause.path, cause.stage) == (path, "forward")
+    own = reference.get_submodule(path)
+    own.forward = lambda x, *args, **kwargs: x
+    assert compare(reference, candidate, tokens).verdict in ("exact", "rounding")
+    (cause,) = compare(reference, from_torch(small()[0]), tokens).root_causes
+    assert (cause.path, cause.stage) == (path, "forward")
 
 
 def test_a_candidate_that_gives_another_part_of_the_result():

@@ -237,7 +237,8 @@ class ModuleComparison:
             ),
             coverage=measure_pair_coverage(
                 self.pairs, judged, found.called, parameters, (len(self.weights), len(parameters)),
-                linked_parameters(reference.module, self.plan.links), reference.backward,
+                linked_parameters(reference.module, self.plan.links), found.operators,
+                reference.backward,
             ),
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from jaxformer.parity.cores import widened
 from jaxformer.parity.diagnosis.causes import find_causes
 from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
 from jaxformer.parity.findings import Difference, Node, RootCause
+from jaxformer.parity.judging.coverage import CountedOperators
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.judging.module_nodes import ModuleNodes
 from jaxformer.parity.judging.module_rounding import Output
@@ -104,6 +105,7 @@ class Found:
         masks: what masks must allow that enter from outside, by path.
         outputs: what the pairs return first.
         incomplete: a sentence on each result and each choice that was not compared.
+        operators: how many of both sides were compared.
     """
 
     nodes: dict[PairKey, Node]
@@ -113,6 +115,7 @@ class Found:
     masks: Mapping[str, MaskState] = dataclasses.field(default_factory=dict)
     outputs: tuple[Output, ...] = ()
     incomplete: tuple[str, ...] = ()
+    operators: CountedOperators = dataclasses.field(default_factory=CountedOperators)
 
 
 def compare_part(part: Part) -> Found:
@@ -208,7 +211,8 @@ class _Comparison:
         lines = tuple(self._of_nodes(causes, nodes))
         remarks += walk.remarks
         incomplete = tuple(self._incomplete(results))
-        return Found(nodes, lines, tuple(remarks), run, outside, outputs, incomplete)
+        operators = CountedOperators.of(walk)
+        return Found(nodes, lines, tuple(remarks), run, outside, outputs, incomplete, operators)
 
     def _in_order(self) -> list[Pair]:
         """Returns the pairs in the order of calls."""

@@ -1,5 +1,6 @@
 """What was compared where values are anchors: a node for each module, and what is missing."""
 
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 from jaxformer.parity.findings import Coverage, Difference, Node
@@ -15,6 +16,38 @@ from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.tolerance import allowed_error
 from jaxformer.parity.words import listed, shorten
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class CountedOperators:
+    """Operators with parameters: how many were compared, and how many there are.
+
+    Attributes:
+        reference: those of the reference.
+        candidate: those of the candidate.
+    """
+
+    reference: tuple[int, int] = (0, 0)
+    candidate: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, walk: Walk) -> "CountedOperators":
+        """Returns the counts of a walk, after its passes."""
+        own, right = walk.candidate.operators, walk.reference.operators
+        return cls(
+            _count(walk.expected, walk.checked, right, walk.reached),
+            _count(walk.own_expected, walk.own_checked, own, walk.matches),
+        )
+
+    def __add__(self, other: "CountedOperators") -> "CountedOperators":
+        """Returns the counts of two parts of a model together."""
+        return CountedOperators(
+            _added(self.reference, other.reference), _added(self.candidate, other.candidate)
+        )
+
+
+def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def judge_modules(kind: str, reference: TorchRun, walk: Walk) -> Iterator[Node]:
@@ -67,16 +100,17 @@ def measure_coverage(
     floats = [value for value in walk.candidate.values if value.is_activation]
     wanted = len(walk.reference.parameters)
     lost = sum(name in walk.reference.parameters for name in parameters.missing)
+    operators = CountedOperators.of(walk)
     return Coverage(
         (len(nodes) - missing, len(nodes)),
         (_count_found(parameters), len(walk.candidate.parameters)),
-        _count(walk.expected, walk.checked, walk.reference.operators, walk.reached),
+        operators.reference,
         (sum(value.index in walk.matches for value in floats), len(floats)),
         (gradients.compared, gradients.expected),
         walk.largest_error,
         _modules_of_candidate(walk),
         (wanted - lost, wanted),
-        _count(walk.own_expected, walk.own_checked, walk.candidate.operators, walk.matches),
+        operators.candidate,
     )
 
 

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxformer.parameters import join_path
 from jaxformer.parity.findings import Coverage, Node
+from jaxformer.parity.judging.coverage import CountedOperators
 from jaxformer.parity.matching.pairs import Pair, PairKey
 from jaxformer.porting.mapping.rules import Link
 
@@ -36,9 +37,10 @@ def measure_pair_coverage(
     names: Collection[str],
     parameters: tuple[int, int],
     reference_parameters: tuple[int, int],
+    operators: CountedOperators,
     backward: bool,
 ) -> Coverage:
-    """Returns how much was compared, in modules: where these are paired, operators are not counted.
+    """Returns how much was compared, in modules and in operators.
 
     Args:
         pairs: all of them.
@@ -47,6 +49,7 @@ def measure_pair_coverage(
         names: of the candidate's parameters.
         parameters: of the candidate, how many were compared and how many there are.
         reference_parameters: the same of the reference.
+        operators: of both sides.
         backward: whether gradients were compared.
     """
     compared = [pair for pair in pairs if _was_compared(nodes.get(pair.candidate))]
@@ -62,9 +65,11 @@ def measure_pair_coverage(
     return Coverage(
         _share(reference, called.reference),
         parameters,
+        operators.reference,
         gradients=(len(gradients), parameters[1]) if backward else (0, 0),
         candidate_modules=_share(candidate, called.candidate),
         reference_parameters=reference_parameters,
+        candidate_operators=operators.candidate,
     )
 
 

@@ -117,8 +117,8 @@ class Report:
 
     @property
     def is_by_operators(self) -> bool:
-        """Whether operators were counted; if not, pairs of modules were."""
-        return self.coverage is not None and self.coverage.operators is not None
+        """Whether values were matched with no names; if not, modules were compared in pairs."""
+        return self.coverage is not None and self.coverage.values is not None
 
     @property
     def uncompared_modules(self) -> tuple[str, ...]:

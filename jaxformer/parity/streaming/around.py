@@ -330,7 +330,11 @@ class _Head:
             backward={name: worst for name, worst in backward.items() if worst is not None},
             message=first.message or second.message,
         )
-        return dataclasses.replace(one, nodes={self.key: node}, causes=one.causes or other.causes)
+        # All slices run the same operators.
+        operators = min(one.operators, other.operators)
+        return dataclasses.replace(
+            one, nodes={self.key: node}, causes=one.causes or other.causes, operators=operators
+        )
 
     def exact(self) -> np.ndarray:
         """Returns what the reference's head makes, in a line."""

@@ -12,6 +12,7 @@ import numpy as np
 from jaxformer.parity.comparison.modules import describe_modules, with_table
 from jaxformer.parity.comparison.parts import Found, Part, compare_part
 from jaxformer.parity.findings import Difference, Node
+from jaxformer.parity.judging.coverage import CountedOperators
 from jaxformer.parity.judging.module_rounding import with_rounding
 from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.weights import compare_weight, weight_difference
@@ -109,6 +110,7 @@ class BlockResult:
             "masks": list(found.masks),
             "remarks": found.remarks,
             "incomplete": found.incomplete,
+            "operators": [found.operators.reference, found.operators.candidate],
             "called": [sorted(found.called.reference), sorted(found.called.candidate)],
         }
         state.save(name, [np.ascontiguousarray(mask) for mask in found.masks.values()], notes)
@@ -128,6 +130,7 @@ class BlockResult:
             Called(*notes["called"]),
             dict(zip(notes["masks"], arrays, strict=True)),
             incomplete=tuple(notes["incomplete"]),
+            operators=CountedOperators(*map(tuple, notes["operators"])),
         )
         return cls(found, notes["looks"])
 

@@ -14,6 +14,7 @@ from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.comparison.parts import Found
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.findings import Node
+from jaxformer.parity.judging.coverage import CountedOperators
 from jaxformer.parity.judging.pair_coverage import (
     Called,
     find_unreached,
@@ -145,6 +146,7 @@ class StreamedComparison:
                 sides.own,
                 (sum(map(len, parameters.values())),) * 2,
                 linked_parameters(self.empty.module, sides.links),
+                sum((part.operators for part in parts), CountedOperators()),
                 self.backward,
             ),
         )

@@ -79,12 +79,19 @@ def test_modules_known_by_name_are_counted():
     assert coverage.parameters == coverage.gradients == (len(names), len(names))
     count = len([*found.torch_module.parameters()])
     assert coverage.reference_parameters == (count, count)
-    assert coverage.operators is coverage.candidate_operators is coverage.values is None
+    # Queries, keys and values are one product in GPT-2, and three here.
+    layers = len(found.torch_module.transformer.h)
+    own_count = layers * (2 + 3 + 1 + 2) + 4
+    assert coverage.operators == (own_count - 2 * layers,) * 2
+    assert coverage.candidate_operators == (own_count,) * 2
+    assert coverage.values is None
     assert not report.is_by_operators
     head, first, second, third = str(report).splitlines()[:4]
     assert "against" in head
-    assert first.startswith(f"compared of the reference: {wanted} of {called} modules")
-    assert second.startswith(f"compared of the candidate: {own} of {all_own} modules")
+    counted = f"{wanted} of {called} modules by themselves, {own_count - 2 * layers} of "
+    assert first.startswith(f"compared of the reference: {counted}")
+    counted = f"{own} of {all_own} modules by themselves, {own_count} of {own_count} operators"
+    assert second.startswith(f"compared of the candidate: {counted}")
     assert third == "the other modules were compared as parts of those around them"
     assert Report.from_dict(report.to_dict()).coverage == coverage
 

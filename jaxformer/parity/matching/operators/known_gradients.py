@@ -1,7 +1,7 @@
 """What gradients must be where it is known which modules of the two sides are the same."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,10 @@ class KnownGradients:
                 for own in call.own
                 if (value := self._came_back(own).entered.get(place)) is not None
             ]
-            parts = [part for call in first.right if (part := self._of_call(call, n)) is not None]
+            known = {other for each in first.returned for other in each.values()}
+            parts = [
+                part for call in first.right if (part := self._of_call(call, n, known)) is not None
+            ]
             right = self._sum(parts) if parts else self._zeros(first.right[0].entered[n])
             found = Requirement(key, f"input {place}", values, right)
             if values:
@@ -176,16 +179,24 @@ class KnownGradients:
                 self.stopped.add(key)
                 yield found
 
-    def _of_call(self, call: ModuleCall, n: int) -> Value | None:
+    def _of_call(self, call: ModuleCall, n: int, known: Collection[int]) -> Value | None:
         """Returns the gradient that comes back through a call to what entered it; None for zero.
 
-        What comes back to what the module only passes on is none of it.
+        What comes back to what the module only passes on is none of it where the candidate's module
+        does not return that.
+
+        Args:
+            call: of the reference's module.
+            n: the place of what entered it.
+            known: places of what it returns that the candidate's returns too.
         """
         total = call.entered_gradients[n]
         later = [
             gradient
             for place, other in call.passed_on.items()
-            if other == n and (gradient := call.returned_gradients.get(place)) is not None
+            if other == n
+            and place not in known
+            and (gradient := call.returned_gradients.get(place)) is not None
         ]
         if total is None or not later:
             return total

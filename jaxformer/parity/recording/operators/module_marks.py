@@ -208,7 +208,9 @@ class _Marker:
         call = self._answers.get(path, call)
         try:
             with jax.named_scope(f"{BEGINNING}{path}"):
-                made = _marked_result(mark, call(*args, **kwargs), (args, kwargs))
+                # What entered has a mark of its own: what is passed on may have one more.
+                given = () if self._with_inputs else (args, kwargs)
+                made = _marked_result(mark, call(*args, **kwargs), given)
                 return _marked_choices(mark, made) if self._with_inputs else made
         finally:
             self._running.pop()

@@ -43,6 +43,51 @@ class ModuleCall:
     returned_gradients: dict[int, Value | None] = dataclasses.field(default_factory=dict)
 
 
+class _Entered:
+    """The arguments of a call, with what the module gets in their place.
+
+    It gets an alias of each tensor, and a copy of each list and dict. What is one object stays one.
+
+    Attributes:
+        tensors: the aliases.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+        # What is kept here has a number that nothing else gets.
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def own(self, value: Any) -> Any:
+        """Returns what the module gets in place of a value."""
+        torch = require_torch()
+        if type(value) is tuple:
+            return tuple(map(self.own, value))
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if isinstance(value, torch.Tensor):
+            made: Any = torch.ops.aten.alias(value)
+            self.tensors.append(made)
+        elif type(value) is list:
+            made = [*map(self.own, value)]
+        elif type(value) is dict:
+            made = {name: self.own(inner) for name, inner in value.items()}
+        else:
+            return value
+        self._known[id(value)] = value, made
+        return made
+
+    def write_back(self) -> None:
+        """Writes to the lists and dicts that were given what the module has written to its own."""
+        originals = {id(made): value for value, made in self._known.values()}
+        for value, made in self._known.values():
+            if isinstance(value, list):
+                value[:] = [originals.get(id(inner), inner) for inner in made]
+            elif isinstance(value, dict):
+                found = {name: originals.get(id(inner), inner) for name, inner in made.items()}
+                value.clear()
+                value.update(found)
+
+
 class WatchedForward:
     """What is called in place of the forward pass of a module whose calls are recorded.
 
@@ -82,8 +127,8 @@ class WatchedCalls:
     def __init__(self, recorder: Any, tape: Tape):
         self._recorder, self._tape = recorder, tape
         self.calls: dict[str, list[ModuleCall]] = defaultdict(list)
-        # Of each call that is running, the tensors that entered it and how often each was written.
-        self._running: list[tuple[ModuleCall, list[Any], list[int]]] = []
+        # Of each call that is running, what entered it and how often each tensor was written.
+        self._running: list[tuple[ModuleCall, _Entered, list[int]]] = []
         self._taking: list[Any] = []
 
     @contextlib.contextmanager
@@ -110,19 +155,10 @@ class WatchedCalls:
         return self._leave(None, args, original(*given, **named))
 
     def _enter(self, path: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        torch = require_torch()
-        # A tensor that is kept has a number that no other one gets.
-        known: dict[int, tuple[Any, Any]] = {}
-
-        def alias(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if id(value) not in known:
-                known[id(value)] = value, torch.ops.aten.alias(value)
-            return known[id(value)][1]
-
-        given, named = map_nested(alias, tuple(args)), map_nested(alias, dict(kwargs))
-        tensors = [own for _, own in known.values()]
+        entered = _Entered()
+        given = entered.own(tuple(args))
+        named = {name: entered.own(value) for name, value in kwargs.items()}
+        tensors = entered.tensors
         positions = named.get("position_ids")
         call = ModuleCall(
             len(self._tape.operators),
@@ -134,18 +170,19 @@ class WatchedCalls:
             if value.producer is not None and value.producer.name == "alias":
                 value.producer.source = ""
         self.calls[path].append(call)
-        self._running.append((call, tensors, [tensor._version for tensor in tensors]))
+        self._running.append((call, entered, [tensor._version for tensor in tensors]))
         self._take_gradients(tensors, call.entered_gradients)
         return given, named
 
     def _leave(self, module: Any, args: Any, output: Any) -> Any:
         torch = require_torch()
         call, entered, versions = self._running.pop()
+        entered.write_back()
         call.end = len(self._tape.operators)
         # Modules inside may have made copies of it. What was written into is made here.
         places = {
             place_of(tensor): place
-            for place, (tensor, version) in enumerate(zip(entered, versions, strict=True))
+            for place, (tensor, version) in enumerate(zip(entered.tensors, versions, strict=True))
             if tensor._version == version
         }
         aliases: dict[int, tuple[Any, int]] = {}

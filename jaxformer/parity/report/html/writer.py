@@ -89,7 +89,7 @@ def page(report: "Report") -> str:
         "data": data.replace("<", "\\u003c"),
     }
     if report.is_by_operators:
-        # Operators were counted: nothing was measured of nodes that could be drawn.
+        # Values were matched: nothing was measured of nodes that could be drawn.
         template = SCRIPTED.sub("", template)
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
