@@ -7,7 +7,7 @@ import transformers
 from flax import nnx
 
 from jaxformer import compare, compare_generation, compare_training, from_torch
-from jaxformer.parity.matching.operators.layouts import nearest_layout
+from jaxformer.parity.matching.layouts import nearest_layout
 from jaxformer.parity.recording.torch_values import experts_one_by_one
 from tests.support.tiers import FULL
 

@@ -33,8 +33,6 @@ from jaxformer.parity.judging.weights import (
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
-from jaxformer.parity.matching.operators.values import Index
 from jaxformer.parity.matching.pairs import Pair, PairKey, parents_of
 from jaxformer.parity.matching.positions import (
     Made,
@@ -43,6 +41,8 @@ from jaxformer.parity.matching.positions import (
     position_ids_from_mask,
     share_tables,
 )
+from jaxformer.parity.matching.reference_attention import ReferenceAttention
+from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.recording.operators.candidates import Candidate, as_candidate

@@ -31,11 +31,11 @@ from jaxformer.parity.judging.divergences import judge_backward, judge_forward
 from jaxformer.parity.judging.labels import Labels, arrays_held
 from jaxformer.parity.judging.no_effect import find_without_effect
 from jaxformer.parity.judging.rounding import Rounding
-from jaxformer.parity.matching.operators.computed_parameters import describe_scaled, find_computed
-from jaxformer.parity.matching.operators.module_pairs import pair_by_numbers
-from jaxformer.parity.matching.operators.parameters import buffers_with_gradients
-from jaxformer.parity.matching.operators.rounded_parameters import match_parameters_in_full
-from jaxformer.parity.matching.operators.values import Index
+from jaxformer.parity.matching.computed_parameters import describe_scaled, find_computed
+from jaxformer.parity.matching.module_pairs import pair_by_numbers
+from jaxformer.parity.matching.parameters import buffers_with_gradients
+from jaxformer.parity.matching.rounded_parameters import match_parameters_in_full
+from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording.memory import release
 from jaxformer.parity.recording.operators.candidates import (
     Caller,
@@ -57,12 +57,12 @@ from jaxformer.parity.recording.operators.torch_weights import remarks_on_traini
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.recording.torch_values import experts_one_by_one
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
-from jaxformer.parity.segments.operators.lacking import describe_hidden, describe_lacking
-from jaxformer.parity.segments.operators.result_checks import check_results
-from jaxformer.parity.segments.operators.results import Results, compare_results
-from jaxformer.parity.segments.operators.unverified import find_unverified
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.gradients import Gradients, compare_gradients
+from jaxformer.parity.segments.lacking import describe_hidden, describe_lacking
+from jaxformer.parity.segments.result_checks import check_results
+from jaxformer.parity.segments.results import Results, compare_results
+from jaxformer.parity.segments.unverified import find_unverified
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.tolerance import ROUNDOFF
 from jaxformer.parity.words import name_error
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxformer.errors import UsageError
 from jaxformer.parity.cores import widened
 from jaxformer.parity.diagnosis.causes import find_causes
-from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
+from jaxformer.parity.diagnosis.gradients import STOPPED, STOPPED_IN_PART
 from jaxformer.parity.findings import Difference, Node, RootCause
 from jaxformer.parity.judging.coverage import CountedOperators
 from jaxformer.parity.judging.divergences import Judged
@@ -24,28 +24,28 @@ from jaxformer.parity.judging.module_nodes import ModuleNodes
 from jaxformer.parity.judging.module_rounding import Output
 from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
-from jaxformer.parity.matching.operators.known_gradients import KnownGradients
-from jaxformer.parity.matching.operators.known_modules import KnownModules, Requirement
-from jaxformer.parity.matching.operators.known_values import (
+from jaxformer.parity.matching.known_gradients import KnownGradients
+from jaxformer.parity.matching.known_modules import KnownModules, Requirement
+from jaxformer.parity.matching.known_values import (
     required_choices,
     required_integers,
     required_masks,
 )
-from jaxformer.parity.matching.operators.reference_attention import (
+from jaxformer.parity.matching.pairs import Pair, PairKey, depths_of, in_call_order
+from jaxformer.parity.matching.reference_attention import (
     MaskState,
     ReferenceAttention,
     used_rows,
 )
-from jaxformer.parity.matching.operators.values import Index
-from jaxformer.parity.matching.pairs import Pair, PairKey, depths_of, in_call_order
+from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
-from jaxformer.parity.segments.operators.gradients import run_backward
-from jaxformer.parity.segments.operators.requirements import Requirements
-from jaxformer.parity.segments.operators.results import Results, called, compare_results
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.gradients import run_backward
+from jaxformer.parity.segments.requirements import Requirements
+from jaxformer.parity.segments.results import Results, called, compare_results
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.rules import Link
 

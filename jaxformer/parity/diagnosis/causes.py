@@ -7,17 +7,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxformer.parity.diagnosis.operators.attempts import diagnose
-from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
-from jaxformer.parity.diagnosis.operators.gradients import STOPPED, STOPPED_IN_PART
-from jaxformer.parity.diagnosis.operators.rows import first_after_rows
-from jaxformer.parity.diagnosis.operators.substitutions import NUMBER_FITS
+from jaxformer.parity.diagnosis.attempts import diagnose
+from jaxformer.parity.diagnosis.evidence import Diagnosis
+from jaxformer.parity.diagnosis.gradients import STOPPED, STOPPED_IN_PART
+from jaxformer.parity.diagnosis.rows import first_after_rows
+from jaxformer.parity.diagnosis.substitutions import NUMBER_FITS
 from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.recording.operators.graph import Operator, Value
-from jaxformer.parity.segments.operators.divergences import Divergence, Trials
-from jaxformer.parity.segments.operators.results import WrongResult
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.divergences import Divergence, Trials
+from jaxformer.parity.segments.results import WrongResult
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.words import shorten
 
 # The stage of a segment, by whether it belongs to the backward pass.

@@ -5,15 +5,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 from jaxformer.parity.findings import Coverage, Difference, Node
 from jaxformer.parity.judging.verdicts import judge_node, worst_difference
-from jaxformer.parity.matching.operators.anchors import Table
-from jaxformer.parity.matching.operators.parameters import ParameterMatches
+from jaxformer.parity.matching.anchors import Table
+from jaxformer.parity.matching.parameters import ParameterMatches
 from jaxformer.parity.recording.operators.graph import Operator
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, SUMS
 from jaxformer.parity.recording.operators.torch_run import TorchRun
-from jaxformer.parity.segments.operators.gradients import Gradients
-from jaxformer.parity.segments.operators.results import Results
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.gradients import Gradients
+from jaxformer.parity.segments.results import Results
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.tolerance import allowed_error
 from jaxformer.parity.words import listed, shorten
 

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from jaxformer.parity.segments.operators.divergences import Divergence
-from jaxformer.parity.segments.operators.effects import NO_EFFECT, effect_of
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.divergences import Divergence
+from jaxformer.parity.segments.effects import NO_EFFECT, effect_of
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.words import shorten
 
 

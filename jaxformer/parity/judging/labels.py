@@ -10,7 +10,7 @@ from flax import nnx
 from jaxformer.parameters import join_path
 from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.matching.names import check_names
-from jaxformer.parity.matching.operators.parameters import ParameterMatches
+from jaxformer.parity.matching.parameters import ParameterMatches
 
 
 class Labels:

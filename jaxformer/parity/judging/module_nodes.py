@@ -10,17 +10,17 @@ import numpy as np
 from jaxformer.parity.findings import AttentionMaps, Difference, Histogram, Node
 from jaxformer.parity.judging.module_rounding import Output, OutputPart
 from jaxformer.parity.judging.verdicts import explain, last_right_input, worst_difference
-from jaxformer.parity.matching.operators.known_modules import (
+from jaxformer.parity.matching.known_modules import (
     KnownModules,
     PairCall,
     Requirement,
 )
-from jaxformer.parity.matching.operators.layouts import Layout
-from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
+from jaxformer.parity.matching.layouts import Layout
 from jaxformer.parity.matching.pairs import Pair, PairKey
+from jaxformer.parity.matching.reference_attention import ReferenceAttention
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.tolerance import judge
 
 BINS = 40

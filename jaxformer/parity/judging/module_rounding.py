@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxformer.parity.findings import Node
 from jaxformer.parity.judging.verdicts import judge_node
-from jaxformer.parity.matching.operators.layouts import Layout
+from jaxformer.parity.matching.layouts import Layout
 from jaxformer.parity.matching.pairs import PairKey
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun

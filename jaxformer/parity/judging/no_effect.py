@@ -4,11 +4,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from jaxformer.parity.matching.operators.parameters import ParameterMatches
+from jaxformer.parity.matching.parameters import ParameterMatches
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.result_parts import has_name
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.words import listed
 
 

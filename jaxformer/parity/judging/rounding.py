@@ -8,14 +8,14 @@ import numpy as np
 
 from jaxformer.parity.findings import Node
 from jaxformer.parity.judging.verdicts import judge_node
-from jaxformer.parity.matching.operators.layouts import Layout
+from jaxformer.parity.matching.layouts import Layout
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
-from jaxformer.parity.segments.operators.effects import seen_positions
-from jaxformer.parity.segments.operators.results import ComparedResult, Results, called
-from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.segments.effects import seen_positions
+from jaxformer.parity.segments.results import ComparedResult, Results, called
+from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.tolerance import ROUNDOFF, rounding, ulps
 
 # One side rounds more than the other if it is so many times as far from the exact numbers: two

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxformer.parity.matching.operators.layouts import nearest_layout
+from jaxformer.parity.matching.layouts import nearest_layout
 
 
 def aligned(own: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> list[tuple[int, int]]:

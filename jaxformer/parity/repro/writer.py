@@ -12,9 +12,9 @@ import numpy as np
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.judging.weights import find_wrong_weights
-from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention
 from jaxformer.parity.matching.pairs import TIED_HEAD, Pair
 from jaxformer.parity.matching.positions import match_alibi_slopes, position_ids_from_mask
+from jaxformer.parity.matching.reference_attention import ReferenceAttention
 from jaxformer.parity.recording import jax_modules
 from jaxformer.parity.recording.torch_values import (
     everything_in_float64,

@@ -17,8 +17,8 @@ from jaxformer.parity.judging.module_nodes import described
 from jaxformer.parity.judging.module_rounding import Output, OutputPart, with_rounding
 from jaxformer.parity.judging.verdicts import judge_node, worst_difference
 from jaxformer.parity.matching.arguments import aligned, laid_as
-from jaxformer.parity.matching.operators.layouts import Layout
-from jaxformer.parity.matching.operators.values import Index
+from jaxformer.parity.matching.layouts import Layout
+from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.jax_modules import resolve
 from jaxformer.parity.recording.jax_values import float_arrays, is_whole

@@ -17,8 +17,8 @@ from jaxformer.parity.judging.module_rounding import with_rounding
 from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.weights import compare_weight, weight_difference
 from jaxformer.parity.matching.arguments import aligned, laid_as
-from jaxformer.parity.matching.operators.values import Index
 from jaxformer.parity.matching.pairs import Pair
+from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.jax_values import is_float
 from jaxformer.parity.recording.operators.narrow_runs import (

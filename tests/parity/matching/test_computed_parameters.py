@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.parametrizations import weight_norm
 
 from jaxformer.parity import compare
-from jaxformer.parity.matching.operators.computed_parameters import describe_scaled
+from jaxformer.parity.matching.computed_parameters import describe_scaled
 from tests.support.tiers import FULL
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")

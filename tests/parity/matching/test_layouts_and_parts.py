@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
-from jaxformer.parity.matching.operators.content import fingerprint, fingerprints_of_parts
-from jaxformer.parity.matching.operators.parts import assemble, find_pieces
+from jaxformer.parity.matching.content import fingerprint, fingerprints_of_parts
+from jaxformer.parity.matching.parts import assemble, find_pieces
 from tests.support.ports.torch_models import perturbed
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
-from jaxformer.parity.matching.operators.values import Index
+from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording.operators import graph, torch_weights
 from jaxformer.parity.recording.operators.candidates import as_candidate
 from jaxformer.parity.recording.operators.equations import function_of

@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.comparison.reference_run import ReferenceRun
-from jaxformer.parity.matching.operators.reference_attention import ReferenceAttention, used_rows
+from jaxformer.parity.matching.reference_attention import ReferenceAttention, used_rows
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.torch_recorder import Softmax
 from tests.parity.test_mutants import assert_named, generator

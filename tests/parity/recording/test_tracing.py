@@ -9,8 +9,8 @@ from jax.extend.core import Literal
 
 from jaxformer.errors import UsageError
 from jaxformer.parity import compare
-from jaxformer.parity.matching.operators.anchors import Anchors
-from jaxformer.parity.matching.operators.values import moments
+from jaxformer.parity.matching.anchors import Anchors
+from jaxformer.parity.matching.values import moments
 from jaxformer.parity.recording.operators.numpy_operators import numpy_function
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.words import shorten

@@ -10,7 +10,7 @@ import torch
 
 from jaxformer.parity import compare
 from jaxformer.parity.recording.operators.running_again import run_again
-from jaxformer.parity.segments.operators import divergences, ends
+from jaxformer.parity.segments import divergences, ends
 from tests.support.tiers import full_after
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
