@@ -87,13 +87,14 @@ def seen_positions(tape: Tape) -> list[np.ndarray | None]:
     places if it has the same first two axes; results that make up the length, one after another,
     are the steps of a text that is generated.
     """
-    masks = [v for v in tape.inputs if "mask" in v.name and _is_mask(v.data)]
-    if any(v.name.startswith("decoder") for v in tape.inputs):
-        masks = [v for v in masks if v.name.startswith("decoder")]
+    names = [(tape.argument_names.get(v.name, v.name), v.data) for v in tape.inputs]
+    masks = [(name, array) for name, array in names if "mask" in name and _is_mask(array)]
+    if any(name.startswith("decoder") for name, _ in names):
+        masks = [one for one in masks if one[0].startswith("decoder")]
     found: list[np.ndarray | None] = [None] * len(tape.outputs)
     if len(masks) != 1:
         return found
-    mask = masks[0].data.astype(bool)
+    mask = masks[0][1].astype(bool)
     rows, length = mask.shape
     shapes = [v.shape for v in tape.outputs]
     lengths = [s[1] if len(s) > 1 and s[0] == rows else -1 for s in shapes]

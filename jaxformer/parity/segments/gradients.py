@@ -15,6 +15,7 @@ import numpy as np
 from jaxformer.parity.matching.layouts import Layout, find_layout
 from jaxformer.parity.matching.parameters import ParameterMatches
 from jaxformer.parity.matching.parts import assemble, find_pieces
+from jaxformer.parity.matching.reference_attention import ReferenceAttention
 from jaxformer.parity.matching.values import rounding_allowed
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.jax_run import JaxRun
@@ -28,6 +29,11 @@ from jaxformer.parity.segments.walk import Walk
 from jaxformer.parity.words import listed
 
 SEED = 20
+# Code that masks by adding a large number differs there from code that selects one.
+IDLE = (
+    "no gradient is sent back from the results at tokens that may attend to none: what they get "
+    "from each other is arbitrary"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +66,22 @@ def compare_gradients(
         results: those that were compared.
         parameters: which parameters are equal.
     """
-    made = run_backward(reference, candidate, walk, results)
+    idle = ReferenceAttention(reference.softmaxes).idle(-1, len(reference.tape.operators))
+    is_left_out = False
+
+    def without_idle(cotangent: np.ndarray) -> np.ndarray:
+        nonlocal is_left_out
+        if idle is not None and cotangent.shape[:2] == idle.shape and cotangent[idle].any():
+            cotangent[idle] = 0.0
+            is_left_out = True
+        return cotangent
+
+    made = run_backward(reference, candidate, walk, results, without_idle)
     if isinstance(made, str):
         return Gradients(remarks=(f"gradients were not compared: {made}",))
     walk.advance_backward()
-    return _Comparison(walk, parameters, *made, reference).run()
+    found = _Comparison(walk, parameters, *made, reference).run()
+    return dataclasses.replace(found, remarks=(*found.remarks, IDLE)) if is_left_out else found
 
 
 def run_backward(

@@ -41,6 +41,20 @@ def misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     return ""
 
 
+def positional_names(function: Callable[..., Any], count: int) -> dict[str, str]:
+    """Returns the names of arguments that are given in order, by their places; {} if unknown.
+
+    >>> positional_names(lambda tokens, mask=None, *more: 0, 3)
+    {'0': 'tokens', '1': 'mask'}
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    return {str(place): name for place, name in enumerate(names[:count])}
+
+
 @contextlib.contextmanager
 def naming_misfits(
     side: str, function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]

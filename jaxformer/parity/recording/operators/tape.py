@@ -1,6 +1,6 @@
 """The operators of one run, in order, with their values."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ class Tape:
         values: all of them, in the order in which they were made.
         operators: all of them, in the order of the run.
         inputs: values of the arguments.
+        argument_names: of those that were given in order, by their places, where that is known.
         parameters: values of the parameters, by path.
         buffers: values of named constants, by path.
         outputs: float values that the run returned, in order.
@@ -41,6 +42,7 @@ class Tape:
         self.values: list[Value] = []
         self.operators: list[Operator] = []
         self.inputs: list[Value] = []
+        self.argument_names: Mapping[str, str] = {}
         self.parameters: dict[str, Value] = {}
         self.buffers: dict[str, Value] = {}
         self.outputs: list[Value] = []

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxformer.parity.recording.operators.candidates import Caller
 from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.signatures import positional_names
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_calls import WatchedCalls
 from jaxformer.parity.recording.operators.torch_recorder import (
@@ -102,6 +103,8 @@ class TorchRun:
         for name, value in _tensors("", {**dict(enumerate(given)), **named}):
             value.requires_grad_(backward and value.dtype.is_floating_point)
             self._name(value, name, "input")
+        if caller is None:
+            self.tape.argument_names = positional_names(module.forward, len(given))
         paths = _paths(wide, self._recorder.stack, self._leave)
         self._watched = WatchedCalls(self._recorder, self.tape)
         self.calls = self._watched.calls
