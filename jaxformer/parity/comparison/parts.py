@@ -42,7 +42,7 @@ from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
-from jaxformer.parity.segments.gradients import run_backward
+from jaxformer.parity.segments.backward_runs import run_backward
 from jaxformer.parity.segments.requirements import Requirements
 from jaxformer.parity.segments.results import Results, called, compare_results
 from jaxformer.parity.segments.walk import Walk

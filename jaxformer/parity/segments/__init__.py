@@ -20,7 +20,7 @@ something else than the reference's between the same places.
 - ``effects``: how much of a wrong segment reaches the results.
 - ``unverified``: parameters that nothing shows to be right; ``lacking``: those of zeros or ones
   that the candidate lacks.
-- ``gradients``: the backward passes.
+- ``backward_runs``: both backward passes; ``gradients``: what they give parameters and inputs.
 - ``padding_rows``: the gradients of padding tokens.
 - ``frozen_parameters``: the gradients of what the reference does not train.
 
