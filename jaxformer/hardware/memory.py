@@ -73,8 +73,9 @@ def release_freed() -> None:
 def without_collection(*, all_stays: bool = False) -> Iterator[None]:
     """Makes Python not search for unreachable objects within the block.
 
-    Importing JAX, or tracing a model, makes some hundred thousand objects, and Python would go
-    through all of them again and again: it takes a fifth of the time of an import.
+    Importing JAX, tracing a model or recording a run makes some hundred thousand objects. Python
+    would go through all of them again and again: it takes a fifth of the time of an import, and a
+    fifteenth of that of a comparison.
 
     Args:
         all_stays: count the objects as old ones afterwards, which are searched least often.

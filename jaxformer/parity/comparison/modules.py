@@ -7,6 +7,7 @@ and in none around it. Weights are compared separately; both sides compute with 
 """
 
 import dataclasses
+import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.query_blocks import large_query_blocks
+from jaxformer.hardware.memory import without_collection
 from jaxformer.parity.comparison.parts import Part, compare_part
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
@@ -167,6 +169,7 @@ class ModuleComparison:
     def report(self, about: Mapping[str, Any]) -> Report:
         """Runs both sides and returns what was found."""
         with (
+            without_collection(),
             match_alibi_slopes(self.reference.module),
             large_query_blocks(),
             # Whatever the length: another kernel has no weights.
@@ -208,6 +211,8 @@ class ModuleComparison:
         del ran, index
         nodes = found.nodes
         if self.dtype != "float64":
+            # Operators and values, which refer to each other.
+            gc.collect()
             release(reference.size)
             nodes = with_rounding(
                 nodes, found.outputs, self.dtype, self._candidate_low, self._reference_low

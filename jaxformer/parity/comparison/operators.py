@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jaxformer.errors import UsageError, is_out_of_memory
+from jaxformer.hardware.memory import without_collection
 from jaxformer.parity.diagnosis.causes import (
     causes_of_results,
     find_causes,
@@ -135,9 +136,10 @@ def compare_operators(
             f"the reference's results are empty, of shape {results[0].shape}: give inputs that are "
             "not empty"
         )
-    comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads, index)
-    with jax.enable_x64(True):
-        report = comparison.report()
+    with without_collection():
+        comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads, index)
+        with jax.enable_x64(True):
+            report = comparison.report()
     wrong = [] if labels is None else [*labels.wrong(comparison.parameters)]
     labels = labels or comparison.labels(arrays_held(torch_module))
     report = dataclasses.replace(

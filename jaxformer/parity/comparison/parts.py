@@ -26,6 +26,7 @@ from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.matching.known_gradients import KnownGradients
 from jaxformer.parity.matching.known_modules import KnownModules, Requirement
+from jaxformer.parity.matching.known_parameters import known_parameters
 from jaxformer.parity.matching.known_values import (
     required_choices,
     required_integers,
@@ -39,6 +40,7 @@ from jaxformer.parity.matching.reference_attention import (
 )
 from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording.operators.candidates import Candidate
+from jaxformer.parity.recording.operators.graph import first_shape
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.narrow_runs import NarrowRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
@@ -137,7 +139,10 @@ class _Comparison:
         self.part = part
         self.attention = ReferenceAttention(part.reference.softmaxes)
         self.walk = Walk(part.reference.tape, index=part.index)
-        self.walk.index.add(part.reference.tape.values)
+        self.walk.known_parameters = known_parameters(part.links, part.reference, part.wanted)
+        known = {match.value for match in self.walk.known_parameters.values()}
+        values = part.reference.tape.values
+        self.walk.index.add(value for value in values if first_shape(value) not in known)
         self.choices = _choices(part)
         numbers = {name: partial(_in_float64, tensor) for name, tensor in part.wanted.items()}
         self.own = JaxRun(
@@ -182,7 +187,7 @@ class _Comparison:
         depths = part.depths or depths_of(part.pairs, part.parents)
         maker = ModuleNodes(
             self._in_order(), depths, known, part.kinds, part.reference.kinds_of_all, walk,
-            self.attention, self._used,
+            self.attention,
         )  # fmt: skip
         contexts = maker.contexts(forward.all, part.raw)
         outputs = tuple(maker.outputs())
@@ -294,10 +299,6 @@ class _Comparison:
             idle = self.attention.idle(call.right[0].begin, call.right[0].end)
             unused += [] if idle is None else [idle]
         yield from used_rows(array, unused)
-
-    def _used(self, array: np.ndarray) -> np.ndarray:
-        """Returns the numbers of an array that belong to tokens that are used, in a line."""
-        return next(used_rows(array, self.attention.padding.values()), array).reshape(-1)
 
     def _without_unused(self, cotangent: np.ndarray) -> np.ndarray:
         """Returns a cotangent after it got zeros where nobody uses a result."""

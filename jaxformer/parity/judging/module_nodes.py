@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ class ModuleNodes:
         reference_kinds: the classes of the reference's modules, by path.
         walk: after the forward pass.
         attention: of the reference.
-        used: returns the numbers of an array that belong to tokens that are used, in a line.
     """
 
     pairs: Sequence[Pair]
@@ -52,7 +51,6 @@ class ModuleNodes:
     reference_kinds: Mapping[str, str]
     walk: Walk
     attention: ReferenceAttention
-    used: Callable[[np.ndarray], np.ndarray]
 
     def make(
         self,
@@ -145,8 +143,8 @@ class ModuleNodes:
             if layout is None:
                 return {}
             array = value.data if raw is None else raw.returned[path][n]
-            made.append(self.used(array))
-            wanted.append(self.used(layout.apply(one.wanted.data)))
+            made.append(self.attention.used(array))
+            wanted.append(self.attention.used(layout.apply(one.wanted.data)))
             if raw is None and one.difference is not None and not one.difference.is_bug:
                 error = max(error, one.difference.error)
         found = described(_joined(made), _joined(wanted))
@@ -180,7 +178,7 @@ class ModuleNodes:
                 continue
             first = next(iter(calls[0].entered.values()), None)
             before = None if first is None else calls[0].right[0].entered[first]
-            yield Output(key, parts, before, self.used)
+            yield Output(key, parts, before, self.attention.used)
 
     def _parts(self, call: PairCall) -> Iterator[OutputPart]:
         for place, path in enumerate(call.pair.candidate):

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -80,6 +79,10 @@ class Output:
             found.append(part.of([row[n] for row, n in rows]))
         return self._joined(found)
 
+    def entering(self, run: NarrowRun) -> np.ndarray | None:
+        """Returns what entered the candidate's module first in a run; None if that is not known."""
+        return next(iter(run.entered.get(self.parts[0].path, ())), None)
+
     def _joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         used = [self.used(array) for array in arrays]
         # A single one as it is: it may be the model's largest.
@@ -99,42 +102,37 @@ def with_rounding(
         nodes: of pairs of modules.
         outputs: of pairs.
         dtype: of the runs.
-        run_candidate: runs the candidate in it. One of the two runs is in memory at a time.
+        run_candidate: runs the candidate in it. Of a run only outputs are kept.
         run_reference: runs the reference in it, given the paths of the modules that count.
     """
-    own, run = {}, run_candidate()
-    for output in outputs:
-        low = output.of_candidate(run)
-        exact = None if low is None else output.exact()
-        if low is not None and exact is not None and low.size == exact.size:
-            own[output.key] = _of_candidate(output, low, exact, run, dtype)
-    # The candidate's run is freed before the reference's begins.
-    del run
+    run = run_candidate()
+    own = {output.key: (output.of_candidate(run), output.entering(run)) for output in outputs}
     run = run_reference({path for one in outputs for part in one.parts for path in part.places})
+    right = {output.key: output.of_reference(run) for output in outputs}
+    del run
     found = dict(nodes)
     for output in outputs:
-        node, low = nodes.get(output.key), output.of_reference(run)
-        if node is None or node.in_context is None or low is None or output.key not in own:
+        node = nodes.get(output.key)
+        # They are freed on the way, as others are made again.
+        (low, given), other = own.pop(output.key), right.pop(output.key)
+        if node is None or node.in_context is None or low is None or other is None:
             continue
-        rounded, condition = own[output.key]
+        # What entered is read first: from it the output may have to be made again.
+        before = None if given is None or output.entered is None else output.entered.data
+        exact = output.exact()
+        if low.size != exact.size:
+            continue
+        rounded, condition = rounding(low, exact), None
+        if given is not None and before is not None and given.size == before.size:
+            error = rounding(output.used(given.reshape(before.shape)), output.used(before))
+            condition = rounded / max(error, ROUNDOFF[dtype])
         context = dataclasses.replace(
-            node.in_context, reference_rounding=rounding(low, output.exact()), **rounded
+            node.in_context,
+            candidate_rounding=rounded,
+            reference_rounding=rounding(other, exact),
+            ulps=ulps(low, exact, dtype),
         )
         found[output.key] = judge_node(
             dataclasses.replace(node, in_context=context, condition=condition)
         )
     return found
-
-
-def _of_candidate(
-    output: Output, low: np.ndarray, exact: np.ndarray, run: NarrowRun, dtype: str
-) -> tuple[dict[str, Any], float | None]:
-    """Returns what is rounded in an output, and how much larger that is than in the input."""
-    rounded = rounding(low, exact)
-    found = {"candidate_rounding": rounded, "ulps": ulps(low, exact, dtype)}
-    given = run.entered.get(output.parts[0].path, ())
-    if output.entered is None or not len(given) or given[0].size != output.entered.size:
-        return found, None
-    before = output.entered.data
-    error = rounding(output.used(given[0].reshape(before.shape)), output.used(before))
-    return found, rounded / max(error, ROUNDOFF[dtype])

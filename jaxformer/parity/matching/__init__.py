@@ -16,7 +16,8 @@ known which modules are the same, what enters and leaves them is too.
 - ``weight_uses``: operators that read the same parameter.
 - ``module_pairs``: which module of the reference a module of the candidate is, by numbers;
   ``pairs``: by the rules that port the weights.
-- ``known_modules``, ``known_values``, ``known_gradients``: what must be equal where that is known.
+- ``known_parameters``: those that are the same by the rules that port them; ``known_modules``,
+  ``known_values``, ``known_gradients``: what must be equal where modules are known to be the same.
 - ``reference_attention``: what the reference's attentions allow; tokens that nobody uses.
 - ``positions``: tables of positions, given to the candidate.
 - ``arguments``: which arrays that a module gets are the same on both sides.

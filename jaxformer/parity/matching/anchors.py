@@ -6,7 +6,7 @@ needs no memory of its own, and rounding does not add up.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class Anchors:
         tables: constants in float32.
         unknown: paths of parameters of the candidate whose numbers the reference does not have.
         largest_error: the largest difference of an anchor, of scale.
+        known_parameters: by name, of parameters of the candidate that need no comparison, what they
+            equal.
     """
 
     def __init__(self, reference: Tape, index: Index | None = None):
@@ -63,6 +65,7 @@ class Anchors:
         self.tables: list[Table] = []
         self.unknown: set[str] = set()
         self.largest_error = 0.0
+        self.known_parameters: Mapping[str, Match] = {}
 
     def array(self, value: Value) -> Any:
         """Returns a value's array, put right where it was wrong."""
@@ -127,13 +130,18 @@ class Anchors:
         if producer is not None and producer.name == MARK:
             self._take_over(value, producer.inputs[0])
             return
-        self._look_up(value, value.data)
+        known = self.known_parameters.get(value.name) if value.kind == "parameter" else None
+        if known is None:
+            self._look_up(value, value.data)
+        else:
+            self.matches[value.index] = [known]
+            self.reached.add(known.value.index)
         found = self.matches.get(value.index)
         if found:
             # The nearest: with a small eps, a variance is near to itself plus eps.
             nearest = min(found, key=lambda match: match.error)
             # -1e9 and minus infinity are alike, but not in what is computed from them.
-            if self.index.is_finite(nearest.value):
+            if known is not None or self.index.is_finite(nearest.value):
                 value.stand_for(
                     lambda: nearest.layout.apply(nearest.value.data), self.candidate.recent
                 )

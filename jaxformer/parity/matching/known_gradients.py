@@ -13,7 +13,7 @@ from jaxformer.parity.matching.known_modules import (
     Requirement,
     calls_of,
 )
-from jaxformer.parity.matching.layouts import Layout
+from jaxformer.parity.matching.known_parameters import layout_of
 from jaxformer.parity.matching.pairs import PairKey
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.module_marks import Mark
@@ -264,7 +264,7 @@ class KnownGradients:
                 shape = parameter.shape
                 wanted = reference.tape.derive("permute", list(sources), shape, convert)
                 is_whole = link.rule.packing is ONE_TO_ONE
-                same = (sources[0], _layout_of(link, sources[0].shape, shape)) if is_whole else None
+                same = (sources[0], layout_of(link, sources[0].shape, shape)) if is_whole else None
                 short = name.removeprefix(f"{owner[0]}.") if len(owner) == 1 else name
                 yield Requirement(
                     owner, short, [gradients[parameter.index]], wanted,
@@ -283,12 +283,3 @@ class KnownGradients:
             if pair.candidate not in self.unreached
             for name in pair.parameters
         }
-
-
-def _layout_of(link: Link, source: tuple[int, ...], target: tuple[int, ...]) -> Layout:
-    """Returns the layout from an array of the reference to the one of the candidate."""
-    split = tuple(n for n in source if n != 1)
-    order = list(range(len(split)))
-    if link.is_transposed and split == source:
-        order[-2:] = reversed(order[-2:])
-    return Layout(split, tuple(order), target)

@@ -59,6 +59,10 @@ class ReferenceAttention:
             return {}
         return _padding_of(map(self.state, self._found))
 
+    def used(self, array: np.ndarray) -> np.ndarray:
+        """Returns the numbers of an array that belong to tokens that are used, in a line."""
+        return next(used_rows(array, self.padding.values()), array).reshape(-1)
+
     def idle(self, begin: int, end: int) -> np.ndarray | None:
         """Returns which queries (B, T) of attentions may attend to no key; None if all may.
 

@@ -22,6 +22,8 @@ Run = Callable[..., Sequence[Any]]
 MOST_TERMS = 256
 # What takes more operators, one after another, is kept: the sums of a residual stream are many.
 MOST_STEPS = 12
+# Those of up to so many bytes are kept sooner: all of them take little memory.
+SMALL, MOST_STEPS_OF_SMALL = 1 << 21, 5
 # Smaller arrays are kept.
 LARGE = 1 << 18
 # Of arrays that were made again, or may be: the last ones that take so much memory are kept.
@@ -133,7 +135,8 @@ class Value:
         if self.nbytes < LARGE or self.producer is None:
             return False
         is_short = 0 < self.producer.terms <= MOST_TERMS
-        is_quick = (is_short or self.producer.name in QUICK) and self.steps <= MOST_STEPS
+        most = MOST_STEPS if self.nbytes > SMALL else MOST_STEPS_OF_SMALL
+        is_quick = (is_short or self.producer.name in QUICK) and self.steps <= most
         return self.is_gradient or is_quick
 
     def mark_as_gradient(self) -> Iterator["Value"]:
@@ -192,7 +195,14 @@ class Recent:
         """Keeps a value's array, and forgets the oldest ones."""
         self._values.append(value)
         self._bytes += value.nbytes
-        while self._bytes > self._most and self._values:
+        self._forget_until(self._most)
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._forget_until(0)
+
+    def _forget_until(self, most: int) -> None:
+        while self._bytes > most and self._values:
             oldest = self._values.popleft()
             self._bytes -= oldest.nbytes
             if oldest._recent is self:

@@ -131,8 +131,14 @@ class TorchRun:
         self._recorder.forget()
 
     def close(self) -> None:
-        """Takes no more gradients of calls; after it there is no backward pass."""
+        """Takes no more gradients of calls; after it there is no backward pass.
+
+        Values can still be read. They let go of what was made of them.
+        """
         self._watched.stop_taking()
+        self.tape.recent.clear()
+        for value in self.tape.values:
+            value.consumers = []
 
     def _name(self, tensor: Any, name: str, kind: str) -> None:
         value = self._recorder.name(tensor, name, kind)
