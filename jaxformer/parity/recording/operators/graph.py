@@ -23,7 +23,7 @@ MOST_TERMS = 256
 # What takes more operators, one after another, is kept: the sums of a residual stream are many.
 MOST_STEPS = 12
 # Those of up to so many bytes are kept sooner: all of them take little memory.
-SMALL, MOST_STEPS_OF_SMALL = 1 << 21, 5
+SMALL, MOST_STEPS_OF_SMALL = 1 << 21, 6
 # Smaller arrays are kept.
 LARGE = 1 << 18
 # Of arrays that were made again, or may be: the last ones that take so much memory are kept.
