@@ -28,6 +28,7 @@ def everything_is_forgotten(monkeypatch):
     monkeypatch.setattr(graph, "LARGE", 1)
     monkeypatch.setattr(graph, "MOST_BYTES", 0)
     monkeypatch.setattr(graph, "MOST_STEPS", 5000)
+    monkeypatch.setattr(graph, "SMALL", 0)
 
 
 def chain(tape: Tape, data: np.ndarray, length: int) -> list[Value]:
@@ -50,8 +51,10 @@ def test_a_value_that_was_forgotten_is_made_again(everything_is_forgotten):
     assert (values[1000].data == np.arange(4.0) + 1000).all()
 
 
-def test_what_takes_many_operators_is_kept(everything_is_forgotten, monkeypatch):
-    monkeypatch.setattr(graph, "MOST_STEPS", 3)
+@pytest.mark.parametrize("limits", [{"MOST_STEPS": 3}, {"SMALL": 32, "MOST_STEPS_OF_SMALL": 3}])
+def test_what_takes_many_operators_is_kept(everything_is_forgotten, monkeypatch, limits):
+    for name, value in limits.items():
+        monkeypatch.setattr(graph, name, value)
     tape = Tape(observe=lambda value: None)
     values = chain(tape, np.arange(4.0), 10)
     assert [values.index(value) for value in values if is_kept(value)] == [0, 4, 8]
