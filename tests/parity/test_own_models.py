@@ -171,6 +171,27 @@ def test_a_reference_that_writes_in_place_is_compared_as_it_was(monkeypatch, tmp
     assert not (x < 0).any()
 
 
+def stopping(original, self, *args):
+    return jax.lax.stop_gradient(original(*args))
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_model_that_lets_no_gradient_through(is_inside):
+    reference, candidate = small()
+    options = {}
+    if is_inside:
+        mutants.replace_methods(candidate, __call__=stopping)
+    else:
+        options["jax_call"] = lambda model, given: jax.lax.stop_gradient(model(*given))
+    report = compare(reference, candidate, [np.arange(9)[None]], **options)
+    assert root_causes(report) == [("", "backward")]
+    assert report.coverage.gradients == (0, len(candidate_names(candidate)))
+
+
+def candidate_names(candidate):
+    return nnx.to_flat_state(nnx.state(candidate, nnx.Param))
+
+
 @pytest.mark.parametrize("path", ["blocks.1.attention_norm", "blocks.1"])
 def test_a_module_that_returns_what_it_was_given(path):
     """It has the bug, whatever is around it; where both sides do so, it is none."""

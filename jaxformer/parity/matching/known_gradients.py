@@ -67,7 +67,7 @@ class KnownGradients:
             together = len(calls) > 1 and all(call.right == calls[0].right for call in calls)
             for group in [calls] if together else [[call] for call in calls]:
                 if known.is_outermost(key):
-                    found += self._of_entered(key, group)
+                    found += [*self._of_results(key, group), *self._of_entered(key, group)]
                 else:
                     found += self._of_group(key, group, stopping)
         # A module stops what a module inside of it stops.
@@ -77,11 +77,22 @@ class KnownGradients:
             for call in known.calls[key]:
                 found += self._of_entered(key, [call])
         self.stopped |= inner
-        self.lossy |= {known.around(key) for key in self.stopped | stopping} - inner
+        stops = {key for key in self.stopped | stopping if not known.is_outermost(key)}
+        self.lossy |= {*map(known.around, stops)} - inner
         for one in found:
             is_lost = not one.values and one.owner in self.unreached
             one.is_known = one.owner not in self.lossy and not is_lost
         return found
+
+    def _of_results(self, key: PairKey, group: Sequence[PairCall]) -> Iterator[Requirement]:
+        """Yields what must come back to the results of the whole model, if it lets nothing through.
+
+        What comes back to them is given.
+        """
+        for one, places in self._of_returned(key, group):
+            if not one.values and one.wanted.data.any() and self._marks.isdisjoint(places):
+                self.stopped.add(key)
+                yield dataclasses.replace(one, owner=key, name="its output")
 
     def _of_group(
         self, key: PairKey, group: Sequence[PairCall], stopping: set[PairKey]

@@ -150,6 +150,12 @@ class Index:
         """Returns whether all numbers of a value of the reference are finite and the same."""
         return self.is_finite(value) and self.moments_of(value)[5] == 0
 
+    def are_near(self, one: Value, other: Value) -> bool:
+        """Returns whether two values of the reference may have the same numbers, in any order."""
+        own, wanted = self.moments_of(one), self.moments_of(other)
+        limit = SUMS_ALLOWED * (wanted[1] or 1.0)
+        return one.size == other.size and bool(np.abs(own - wanted).max() <= limit)
+
     def twins(self, value: Value) -> list[Match]:
         """Returns the values of the reference that equal one of them, and are made otherwise.
 

@@ -216,7 +216,7 @@ class Walk(Anchors):
         elif difference.error <= self._rounding_of_constants(found.value, found.reference_value):
             self.tables.append(Table(found.value, found.reference_value, found.error))
         else:
-            is_misread = found.value is value and self._is_misread(value)
+            is_misread = found.value is value and self._is_misread(value, wanted)
             # What has made a value that is misread is right, also a norm before a bias of zeros.
             earlier = None if self._is_backward or is_misread else false_anchor(self, found)
             if earlier is not None:
@@ -228,7 +228,7 @@ class Walk(Anchors):
                     found, operators=[], boundary=[value], reader=self._reader
                 )
             self.divergences.append(found)
-        if found.value is value and self._is_misread(value):
+        if found.value is value and self._is_misread(value, wanted):
             self._lend(value, wanted, found.layout)
             return
         self._put_right(found.value, found.reference_value, found.layout, operators)
@@ -358,13 +358,16 @@ class Walk(Anchors):
             if not any(value.index in self.matches for value in operator.outputs):
                 self.compute(operator)
 
-    def _is_misread(self, value: Value) -> bool:
+    def _is_misread(self, value: Value, wanted: Value) -> bool:
         """Returns whether a value is right, and the operator that is gone through reads it wrongly.
 
-        Others may read it rightly: a forgotten activation enters one of several products alone.
+        Others may read it rightly: a forgotten activation enters one of several products alone. A
+        value that has the wanted numbers in another order is not right.
         """
-        is_anchor = value.index in self.matches and value.index not in self.pinned
-        return is_anchor and self._reader is not None and not self._is_backward
+        if self._reader is None or self._is_backward or value.index in self.pinned:
+            return False
+        found = [match.value for match in self.matches.get(value.index, ())]
+        return bool(found) and not any(self.index.are_near(one, wanted) for one in found)
 
     def _lend(self, value: Value, wanted: Value, layout: Layout) -> None:
         """Puts an anchor right for the operator that is gone through, and for no other."""
