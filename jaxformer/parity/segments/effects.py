@@ -23,6 +23,8 @@ from jaxformer.parity.tolerance import allowed_error
 NO_EFFECT = allowed_error(1.0)
 # Constants in float32 move the results by less than this.
 SMALL_EFFECT = 1e-4
+# In torch.nn, what a mask of scores (T, S) is called, and how one of tokens ends: True is padding.
+SCORE_MASKS, KEY_PADDING = ("attn_mask", "src_mask", "tgt_mask"), "key_padding_mask"
 
 
 def effect_of(divergence: Divergence, reference: Tape) -> float | None:
@@ -88,13 +90,14 @@ def seen_positions(tape: Tape) -> list[np.ndarray | None]:
     are the steps of a text that is generated.
     """
     names = [(tape.argument_names.get(v.name, v.name), v.data) for v in tape.inputs]
-    masks = [(name, array) for name, array in names if "mask" in name and _is_mask(array)]
+    masks = [(name, array) for name, array in names if _is_mask(name, array)]
     if any(name.startswith("decoder") for name, _ in names):
         masks = [one for one in masks if one[0].startswith("decoder")]
     found: list[np.ndarray | None] = [None] * len(tape.outputs)
     if len(masks) != 1:
         return found
-    mask = masks[0][1].astype(bool)
+    ((name, array),) = masks
+    mask = array == 0 if name.endswith(KEY_PADDING) else array != 0
     rows, length = mask.shape
     shapes = [v.shape for v in tape.outputs]
     lengths = [s[1] if len(s) > 1 and s[0] == rows else -1 for s in shapes]
@@ -104,5 +107,10 @@ def seen_positions(tape: Tape) -> list[np.ndarray | None]:
     return [mask if n == length else None for n in lengths]
 
 
-def _is_mask(array: np.ndarray) -> bool:
-    return array.ndim == 2 and array.dtype.kind in "iub" and bool(np.isin(array, (0, 1)).all())
+def _is_mask(name: str, array: np.ndarray) -> bool:
+    """Returns whether an input is a mask of the tokens that are read, and not one of scores."""
+    if "mask" not in name or name in SCORE_MASKS or name.startswith("memory"):
+        return False
+    if array.ndim != 2 or array.dtype.kind not in "iub" or not np.isin(array, (0, 1)).all():
+        return False
+    return not np.array_equal(array, np.tril(np.ones_like(array)))

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
+from jaxformer.parity.recording.operators.tape import Tape
+from jaxformer.parity.segments.effects import seen_positions
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
 
@@ -46,12 +48,28 @@ def port(reference, at_padding=-1e9, scale=1.0):
     return forward, arrays
 
 
+class KeyPadding(Attention):
+    """True is padding, as in torch.nn."""
+
+    def forward(self, x, key_padding_mask):
+        return super().forward(x, ~key_padding_mask)
+
+
 REFERENCE = Attention()
 GIVEN = {"x": X, "attention_mask": MASK}
 
 
-def test_what_is_computed_at_padding_is_not_judged():
-    report = compare(REFERENCE, port(REFERENCE), GIVEN)
+@pytest.mark.parametrize(
+    ("reference", "given"),
+    [
+        (REFERENCE, GIVEN),
+        (REFERENCE, [X, MASK]),
+        (KeyPadding(), {"x": X, "key_padding_mask": MASK == 0}),
+        (KeyPadding(), [X, MASK == 0]),
+    ],
+)
+def test_what_is_computed_at_padding_is_not_judged(reference, given):
+    report = compare(reference, port(reference), given, [X, MASK])
     assert report.verdict == "rounding", str(report)
     (remark,) = report.remarks
     assert "the results that are read stay the same" in remark
@@ -66,6 +84,26 @@ def test_a_bug_that_is_read_beside_padding_is_found():
     report = compare(REFERENCE, port(REFERENCE, at_padding=-1.0), GIVEN)
     assert report.verdict == "bug"
     assert "the mask differs" in report.root_causes[0].diagnosis
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "seen"),
+    [
+        ("attention_mask", [[1, 1, 0], [1, 0, 0], [0, 1, 1]], [0, 1, 3, 7, 8]),
+        ("src_key_padding_mask", [[0, 0, 1], [0, 1, 1], [1, 0, 0]], [0, 1, 3, 7, 8]),
+        ("src_mask", [[1, 1, 0], [1, 0, 0], [0, 1, 1]], None),
+        ("memory_key_padding_mask", [[1, 1, 0], [1, 0, 0], [0, 1, 1]], None),
+        # Of scores, by its numbers.
+        ("mask", [[1, 0, 0], [1, 1, 0], [1, 1, 1]], None),
+        ("token_types", [[1, 1, 0], [1, 0, 0], [0, 1, 1]], None),
+    ],
+)
+def test_which_inputs_are_masks_of_tokens(name, array, seen):
+    tape = Tape(observe=lambda value: None)
+    tape.add(np.array(array), "input", name)
+    tape.outputs = [tape.add(np.zeros((3, 3, 4)), "constant")]
+    (found,) = seen_positions(tape)
+    assert (found if found is None else np.flatnonzero(found).tolist()) == seen
 
 
 class Twins(torch.nn.Module):
