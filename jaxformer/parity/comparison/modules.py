@@ -7,7 +7,6 @@ and in none around it. Weights are compared separately; both sides compute with 
 """
 
 import dataclasses
-import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -46,7 +45,7 @@ from jaxformer.parity.matching.positions import (
 from jaxformer.parity.matching.reference_attention import ReferenceAttention
 from jaxformer.parity.matching.values import Index
 from jaxformer.parity.recording import jax_modules
-from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.memory import free_records, release
 from jaxformer.parity.recording.operators.candidates import Candidate, as_candidate
 from jaxformer.parity.recording.operators.failures import naming_failures
 from jaxformer.parity.recording.operators.module_marks import marked_nnx
@@ -211,9 +210,7 @@ class ModuleComparison:
         del ran, index
         nodes = found.nodes
         if self.dtype != "float64":
-            # Operators and values, which refer to each other.
-            gc.collect()
-            release(reference.size)
+            free_records(reference.size)
             nodes = with_rounding(
                 nodes, found.outputs, self.dtype, self._candidate_low, self._reference_low
             )

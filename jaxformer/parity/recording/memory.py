@@ -1,5 +1,7 @@
 """Returning freed memory to the system between the passes of large models."""
 
+import gc
+
 from jaxformer.hardware.memory import release_freed
 
 # Number of parameters of a model for which memory must be saved.
@@ -14,4 +16,14 @@ def release(size: int) -> None:
     memory while a third is made.
     """
     if size > LARGE:
+        release_freed()
+
+
+def free_records(size: int) -> None:
+    """Frees what was recorded of a large model, of so many numbers, and is not needed any more.
+
+    Operators and values refer to each other, so that only Python's collector frees them.
+    """
+    if size > LARGE:
+        gc.collect()
         release_freed()
