@@ -51,7 +51,8 @@ def positional_names(function: Callable[..., Any], count: int) -> dict[str, str]
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {}
-    names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [one.name for one in parameters if one.kind in kinds]
     return {str(place): name for place, name in enumerate(names[:count])}
 
 
