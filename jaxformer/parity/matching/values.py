@@ -152,9 +152,8 @@ class Index:
 
     def are_near(self, one: Value, other: Value) -> bool:
         """Returns whether two values of the reference may have the same numbers, in any order."""
-        own, wanted = self.moments_of(one), self.moments_of(other)
-        limit = SUMS_ALLOWED * (wanted[1] or 1.0)
-        return one.size == other.size and bool(np.abs(own - wanted).max() <= limit)
+        rows = self.moments_of(one)[None]
+        return one.size == other.size and bool(_are_near(rows, self.moments_of(other))[0])
 
     def twins(self, value: Value) -> list[Match]:
         """Returns the values of the reference that equal one of them, and are made otherwise.
@@ -191,9 +190,7 @@ class Index:
     def _near(self, own: np.ndarray, size: int, slack: float = 1.0) -> list[Value]:
         """Returns the values of one size whose moments are near to these."""
         among, rows = self._by_size[size], self._moments_of_size(size)
-        limit = slack * SUMS_ALLOWED * (own[1] or 1.0)
-        near = (rows[:, 0] == own[0]) & (np.abs(rows - own).max(1) <= limit)
-        return [among[place] for place in np.flatnonzero(near)]
+        return [among[place] for place in np.flatnonzero(_are_near(rows, own, slack))]
 
     def _equal(
         self, near: Sequence[Value], array: np.ndarray, own: np.ndarray, allowed: float = 0.0
@@ -220,6 +217,12 @@ class Index:
             added = [self.moments_of(value) for value in among[len(rows) :]]
             rows = self._rows[size] = np.concatenate([rows, added])
         return rows
+
+
+def _are_near(rows: np.ndarray, own: np.ndarray, slack: float = 1.0) -> np.ndarray:
+    """Returns which rows of moments are those of an array, up to rounding."""
+    limit = slack * SUMS_ALLOWED * (own[1] or 1.0)
+    return (rows[:, 0] == own[0]) & (np.abs(rows - own).max(1) <= limit)
 
 
 def _is_looked_up(value: Value) -> bool:

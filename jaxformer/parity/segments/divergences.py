@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.layouts import Layout, distance, find_layout
-from jaxformer.parity.matching.values import largest
+from jaxformer.parity.matching.values import largest, rounding_allowed
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.recording.operators.running_again import run_again
@@ -68,6 +68,21 @@ class Divergence:
     def error(self) -> float:
         """The largest difference at the end, of scale."""
         return self.difference.error / (self.difference.scale or 1.0)
+
+    def is_made_again(self, value: Value) -> bool:
+        """Returns whether an operator has made the wrong end once more, as a value."""
+        made, own = value.producer, self.value.producer
+        if made is None or own is None or self.reader is not None:
+            return False
+        wrong = self.array
+        return (
+            (made.name, made.source) == (own.name, own.source)
+            and value.shape == wrong.shape
+            and value.index > self.value.index
+            # Zeros are in many places.
+            and bool(np.ptp(wrong))
+            and distance(value.data, wrong) <= rounding_allowed(wrong)
+        )
 
     @property
     def lines(self) -> set[str]:

@@ -113,4 +113,5 @@ def _is_mask(name: str, array: np.ndarray) -> bool:
         return False
     if array.ndim != 2 or array.dtype.kind not in "iub" or not np.isin(array, (0, 1)).all():
         return False
-    return not np.array_equal(array, np.tril(np.ones_like(array)))
+    is_causal = array.shape[0] == array.shape[1] and np.array_equal(array, np.tri(len(array)))
+    return not is_causal

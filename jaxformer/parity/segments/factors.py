@@ -8,16 +8,17 @@ import numpy as np
 from jaxformer.parity.matching.anchors import Anchors
 from jaxformer.parity.matching.layouts import (
     Layout,
+    distance,
     find_layout,
     layouts,
     nearest_layout,
 )
-from jaxformer.parity.matching.values import largest
+from jaxformer.parity.matching.values import largest, rounding_allowed
 from jaxformer.parity.matching.weight_uses import KINDS
 from jaxformer.parity.recording.operators.graph import Operator, Value, same_numbers
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.recording.operators.running_again import run_again
-from jaxformer.parity.segments.divergences import MOST_RUN, digest
+from jaxformer.parity.segments.divergences import MOST_RUN, Divergence, digest
 from jaxformer.parity.segments.effects import depending
 from jaxformer.parity.segments.ends import (
     Shape,
@@ -32,9 +33,32 @@ MOST_FACTORS = 6
 MOST_PERMUTED = 4
 # The same product has a spread this near; the numbers in it may be rounded.
 SAME_SPREAD = 1e-4
+# Factors that are this many times as far off as their product make up for each other.
+COMPENSATED = 1e3
 
 
-def wrong_factors(
+def factors_to_put_right(anchors: Anchors, found: Divergence) -> list[tuple[Value, Value, Layout]]:
+    """Returns the wrong factors of a product that ends a segment; none if they are not the cause.
+
+    Args:
+        anchors: of the run.
+        found: the segment.
+    """
+    factors = _wrong_factors(
+        anchors, found.value, found.reference_value, found.operators, found.reference_operators
+    )
+    wrong, far = [], []
+    for value, wanted, layout in factors:
+        error = distance(layout.apply(wanted.data), anchors.array(value))
+        if error > rounding_allowed(wanted.data):
+            wrong.append((value, wanted, layout))
+            far.append(error / (largest(wanted.data) or 1.0))
+    # Factors that are far off in a product that hardly is make up for each other: one side scales
+    # the queries, the other one the scores.
+    return [] if wrong and min(far) > COMPENSATED * found.error else wrong
+
+
+def _wrong_factors(
     anchors: Anchors,
     value: Value,
     wanted: Value,

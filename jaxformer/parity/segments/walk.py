@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.anchors import Anchors, Table
 from jaxformer.parity.matching.layouts import (
@@ -35,12 +33,9 @@ from jaxformer.parity.segments.ends import (
     Tries,
     earliest_end,
 )
-from jaxformer.parity.segments.factors import wrong_factors
+from jaxformer.parity.segments.factors import factors_to_put_right
 from jaxformer.parity.segments.false_anchors import false_anchor
 from jaxformer.parity.segments.weight_values import leads_right, required_values
-
-# Factors that are this many times as far off as their product make up for each other.
-COMPENSATED = 1e3
 
 
 class Walk(Anchors):
@@ -188,7 +183,7 @@ class Walk(Anchors):
 
         A checkpoint computes parts of the forward pass again in the backward pass.
         """
-        before = next((d for d in self.divergences if _is_made_again(value, d)), None)
+        before = next((d for d in self.divergences if d.is_made_again(value)), None)
         if before is None:
             super()._observe(value)
         else:
@@ -289,30 +284,12 @@ class Walk(Anchors):
         if found.value.index in self._factored:
             return False
         self._factored.add(found.value.index)
-        factors = wrong_factors(
-            self, found.value, found.reference_value, found.operators, found.reference_operators
-        )
-        wrong = [
-            (value, wanted, layout)
-            for value, wanted, layout in factors
-            if distance(layout.apply(wanted.data), self.array(value))
-            > rounding_allowed(wanted.data)
-        ]
-        # Factors that are far off in a product that hardly is make up for each other: one side
-        # scales the queries, the other one the scores.
-        far = [self._error(*factor) for factor in wrong]
-        if wrong and min(far) > COMPENSATED * found.error:
-            return False
+        wrong = factors_to_put_right(self, found)
         for value, wanted, layout in wrong:
             # It may equal another value of the reference.
             self.matches.pop(value.index, None)
             self._diverge(value, wanted, layout)
         return bool(wrong)
-
-    def _error(self, value: Value, wanted: Value, layout: Layout) -> float:
-        """Returns how far a value is from what it must be, of scale."""
-        far = distance(layout.apply(wanted.data), self.array(value))
-        return far / (largest(wanted.data) or 1.0)
 
     def _segment(
         self,
@@ -410,22 +387,6 @@ class Walk(Anchors):
                 v is value for v in operator.outputs
             ):
                 self.compute(operator)
-
-
-def _is_made_again(value: Value, divergence: Divergence) -> bool:
-    """Returns whether an operator has made the wrong end of a segment once more."""
-    made, own = value.producer, divergence.value.producer
-    if made is None or own is None or divergence.reader is not None:
-        return False
-    wrong = divergence.array
-    return (
-        (made.name, made.source) == (own.name, own.source)
-        and value.shape == wrong.shape
-        and value.index > divergence.value.index
-        # Zeros are in many places.
-        and bool(np.ptp(wrong))
-        and distance(value.data, wrong) <= rounding_allowed(wrong)
-    )
 
 
 def _place(value: Value) -> int:

@@ -91,6 +91,8 @@ def test_a_bug_that_is_read_beside_padding_is_found():
     [
         ("attention_mask", [[1, 1, 0], [1, 0, 0], [0, 1, 1]], [0, 1, 3, 7, 8]),
         ("src_key_padding_mask", [[0, 0, 1], [0, 1, 1], [1, 0, 0]], [0, 1, 3, 7, 8]),
+        # Of few texts of 1, 2 … tokens.
+        ("mask", [[1, 0, 0], [1, 1, 0]], [0, 3, 4]),
         ("src_mask", [[1, 1, 0], [1, 0, 0], [0, 1, 1]], None),
         ("memory_key_padding_mask", [[1, 1, 0], [1, 0, 0], [0, 1, 1]], None),
         # Of scores, by its numbers.
@@ -101,7 +103,7 @@ def test_a_bug_that_is_read_beside_padding_is_found():
 def test_which_inputs_are_masks_of_tokens(name, array, seen):
     tape = Tape(observe=lambda value: None)
     tape.add(np.array(array), "input", name)
-    tape.outputs = [tape.add(np.zeros((3, 3, 4)), "constant")]
+    tape.outputs = [tape.add(np.zeros((len(array), 3, 4)), "constant")]
     (found,) = seen_positions(tape)
     assert (found if found is None else np.flatnonzero(found).tolist()) == seen
 

@@ -13,6 +13,7 @@ operators of the backward pass on the same tape.
   ``torch_calls``: the calls of its modules.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.
 - ``torch_stops``: where it stops gradients.
+- ``torch_parameters``: names and numbers of its parameters, and which are not trained.
 - ``torch_weights``: its weights in float64, in memory only while an operator reads them.
 - ``references``: what a reference must be; ``compile`` and the like are taken off it.
 - ``candidates``: the ways to call a candidate, and what it is called with.

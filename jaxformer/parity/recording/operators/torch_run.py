@@ -12,6 +12,12 @@ from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.signatures import positional_names
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_calls import WatchedCalls
+from jaxformer.parity.recording.operators.torch_parameters import (
+    first_names,
+    frozen_names,
+    padding_rows,
+    stored_numbers,
+)
 from jaxformer.parity.recording.operators.torch_recorder import (
     Softmax,
     float64_by_default,
@@ -28,7 +34,6 @@ from jaxformer.parity.recording.torch_values import (
     require_torch,
     result_tensors,
     tensor,
-    view,
     widest,
     without_fast_path,
 )
@@ -78,13 +83,13 @@ class TorchRun:
         torch = require_torch()
         wide, weights = with_wide_weights(module)
         self.tape = Tape()
-        self.stored = {name: _stored(p) for name, p in module.named_parameters()}
+        self.stored = {name: stored_numbers(p) for name, p in module.named_parameters()}
         self.returned: dict[str, list[Value]] = {}
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
         self.kinds_of_all = {path: type(one).__name__ for path, one in modules_of(wide).items()}
-        self.first_names = _first_names(wide)
-        self.padding_rows = _padding_rows(wide)
-        self.frozen = _frozen(module)
+        self.first_names = first_names(wide)
+        self.padding_rows = padding_rows(wide)
+        self.frozen = frozen_names(module)
         self.no_gradients = ""
         self._recorder = make_recorder(self.tape, weights, before_forgetting)
         self._leaves: dict[int, Any] = {}
@@ -249,42 +254,6 @@ class _Pairs:
                 arrays.update(own)
 
 
-def _first_names(module: Any) -> dict[str, str]:
-    """Returns the first name of each parameter and buffer, by every name that it has."""
-    first: dict[int, str] = {}
-    named = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
-
-
-def _padding_rows(module: Any) -> dict[str, int]:
-    """Returns the row of the padding token of each embedding that has one, by its parameter."""
-    torch = require_torch()
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    return {
-        names[id(inner.weight)]: inner.padding_idx
-        for inner in module.modules()
-        if isinstance(inner, torch.nn.Embedding) and inner.padding_idx is not None
-        if id(inner.weight) in names
-    }
-
-
-def _frozen(module: Any) -> frozenset[str]:
-    """Returns the parameters that a module does not train, by name; none if it trains no other.
-
-    Who runs a model, and does not train it, may have all of them frozen.
-    """
-    trainable = {
-        name: parameter.requires_grad
-        for name, parameter in module.named_parameters()
-        if parameter.is_floating_point() or parameter.is_complex()
-    }
-    frozen = frozenset(name for name, is_trained in trainable.items() if not is_trained)
-    return frozen if len(frozen) < len(trainable) else frozenset()
-
-
 def run_torch(
     module: Any,
     args: Sequence[Any],
@@ -354,13 +323,6 @@ def _of_all_rows(tensor: Any) -> Any:
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
-
-
-def _stored(parameter: Any) -> np.ndarray:
-    array = view(parameter)
-    if array.dtype.kind == "c":
-        return np.stack([array.real, array.imag], -1)
-    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
 def _tensor(value: Any) -> Any:
