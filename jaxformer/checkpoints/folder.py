@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.checkpoints.manifest import MANIFEST, Arrays, Manifest, read_manifest
-from jaxformer.checkpoints.restoring import Accept, restore, restore_newest
+from jaxformer.checkpoints.restoring import Accept, restore, restore_newest, verify
 from jaxformer.checkpoints.saving import CheckpointWriter
 from jaxformer.distributed.control_plane import ControlPlane
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, Setting
@@ -127,6 +127,14 @@ class CheckpointFolder:
             CheckpointError: something is missing or differs; all differences are named.
         """
         return restore(self.folder / str(step), step, shardings, accept)
+
+    def verify(self, step: int) -> None:
+        """Reads a step as ``restore`` does, in this process alone, and keeps nothing of it.
+
+        Raises:
+            CheckpointError: something is missing or differs; all differences are named.
+        """
+        verify(self.folder / str(step), step)
 
     def restore_latest(
         self,

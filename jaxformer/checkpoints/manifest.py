@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxformer.errors import CheckpointError, mismatches
+from jaxformer.storage.durable_files import on_all_cores
 
 FORMAT = 1
 # Of parameters: themselves, what the optimizers of ``config_optimizers`` keep of them, and their
@@ -64,7 +65,12 @@ def unflatten(named: Mapping[str, Any]) -> Arrays:
 
 def describe(arrays: Arrays) -> dict[str, dict[str, Any]]:
     """Returns shape, dtype and SHA-256 of every array, by ``group/path``."""
-    return {name: describe_array(value) for name, value in flatten(arrays).items()}
+    return describe_named(flatten(arrays))
+
+
+def describe_named(named: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the same of arrays that have these names."""
+    return on_all_cores(lambda name: describe_array(named[name]), named)
 
 
 def describe_array(array: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxformer.checkpoints.manifest import (
     Manifest,
     array_bytes,
     check_same,
-    describe_array,
+    describe_named,
     flatten,
     read_manifest,
     unflatten,
@@ -55,14 +55,6 @@ def restore(
         control_plane.all_gather(lambda: _check_memory(folder, described))
     placed = None if shardings is None else flatten(shardings)
 
-    def read_and_hash(names: list[str], keep: Callable[[str, np.ndarray], None]) -> dict[str, Any]:
-        found = {}
-        for part in orbax_arrays.split_by_size({name: described[name] for name in names}):
-            for name, array in orbax_arrays.read(inside, part).items():
-                found[name] = describe_array(array)
-                keep(name, array)
-        return found
-
     if shardings is None or transform is not None or control_plane.count == 1:
         named: dict[str, Any] = {}
 
@@ -70,20 +62,39 @@ def restore(
             array = array if transform is None else transform(name, array)
             named[name] = array if placed is None else _place(array, placed[name])
 
-        found = control_plane.all_gather(lambda: read_and_hash(list(described), keep))[
+        found = control_plane.all_gather(lambda: _read_and_hash(inside, described, keep))[
             control_plane.index
         ]
         check_same("arrays", folder, manifest, found)
         return unflatten(named), manifest
     sizes = {name: array_bytes(what) for name, what in described.items()}
-    share = control_plane.share_of_work(sizes)
-    hashes = control_plane.all_gather(lambda: read_and_hash(share, lambda name, array: None))
+    share = {name: described[name] for name in control_plane.share_of_work(sizes)}
+    hashes = control_plane.all_gather(lambda: _read_and_hash(inside, share))
     found = merge_parts(hashes)
     check_same("arrays", folder, manifest, found)
     arrays = control_plane.all_or_raise(
         lambda: orbax_arrays.read_sharded(inside, described, shardings)
     )
     return arrays, manifest
+
+
+def verify(folder: Path, step: int) -> None:
+    """Reads one step, keeps nothing of it, and compares it with its manifest.
+
+    This process works by itself, however many there are.
+
+    Args:
+        folder: of the step.
+        step: its number.
+
+    Raises:
+        CheckpointError: something is missing or differs; all differences are named.
+    """
+    manifest = read_manifest(folder / MANIFEST, step)
+    _check_files(folder, manifest, ControlPlane("verify", alone=True))
+    inside, described = folder / "arrays", manifest["arrays"]
+    orbax_arrays.check_shapes(inside, described)
+    check_same("arrays", folder, manifest, _read_and_hash(inside, described))
 
 
 def restore_newest(
@@ -140,6 +151,21 @@ def restore_newest(
     )
 
 
+def _read_and_hash(
+    inside: Path,
+    described: Mapping[str, Any],
+    keep: Callable[[str, np.ndarray], None] = lambda name, array: None,
+) -> dict[str, Any]:
+    """Returns what the arrays in a folder are, and gives each to ``keep``."""
+    found: dict[str, Any] = {}
+    for part in orbax_arrays.split_by_size(described):
+        arrays = orbax_arrays.read(inside, part)
+        found |= describe_named(arrays)
+        for name, array in arrays.items():
+            keep(name, array)
+    return found
+
+
 def _check_files(folder: Path, manifest: Manifest, control_plane: ControlPlane) -> None:
     """Compares the files with the manifest; each process hashes its share of them."""
     inside = folder / "arrays"
@@ -153,8 +179,9 @@ def _check_files(folder: Path, manifest: Manifest, control_plane: ControlPlane) 
     )
     unexpected = dict.fromkeys(found.keys() - manifest["files"].keys(), "")
     known = {name: size for name, size in found.items() if name not in unexpected}
+    share = control_plane.share_of_work(known)
     parts = control_plane.all_gather(
-        lambda: {n: _digest(inside / n) for n in control_plane.share_of_work(known)}
+        lambda: files.on_all_cores(lambda name: _digest(inside / name), share)
     )
     check_same("files", folder, manifest, merge_parts(parts) | unexpected)
 

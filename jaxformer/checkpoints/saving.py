@@ -16,7 +16,7 @@ from jaxformer.checkpoints.manifest import (
     Manifest,
     array_bytes,
     describe,
-    describe_array,
+    describe_named,
     flatten,
     read_manifest,
     serialize_manifest,
@@ -159,11 +159,10 @@ class CheckpointWriter:
         )
 
         def hash_share() -> dict[str, Any]:
-            return {
-                name: describe_array(array)
-                for part in orbax_arrays.split_by_size({name: described[name] for name in share})
-                for name, array in orbax_arrays.read(self._arrays_folder, part).items()
-            }
+            found: dict[str, Any] = {}
+            for part in orbax_arrays.split_by_size({name: described[name] for name in share}):
+                found |= describe_named(orbax_arrays.read(self._arrays_folder, part))
+            return found
 
         hashes = merge_parts(control_plane.all_gather(hash_share))
         manifest = self._make_manifest({name: hashes[name] for name in self._sizes})
@@ -182,7 +181,8 @@ class CheckpointWriter:
         }
 
     def _digests(self, names: Iterable[str]) -> dict[str, str]:
-        return {name: files.sha256_of_file(self._arrays_folder / name) for name in names}
+        folder = self._arrays_folder
+        return files.on_all_cores(lambda name: files.sha256_of_file(folder / name), names)
 
     def _bytes_needed(self) -> int:
         return sum(self._sizes.values()) + BYTES_PER_ARRAY * len(self._sizes) + BYTES_PER_SAVE

@@ -206,19 +206,12 @@ def _write_peft(output: Output, folder: Path, progress: Progress) -> Hashes:
 
 
 def _write_run(output: Output, folder: Path, progress: Progress) -> Hashes:
-    import jax
-
     from jaxformer.checkpoints import CheckpointFolder
-
-    processor = jax.local_devices(backend="cpu")[0]
 
     def read(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
         for name, tensor in tensors.items():
-            array = tensor.read()
-            # Orbax copies numpy arrays but not JAX's; JAX holds float64 only if it is set to.
-            narrow = array.dtype != np.float64
-            arrays[name] = jax.device_put(array, processor) if narrow else array
+            arrays[name] = tensor.read()
             progress(tensor.nbytes)
         return arrays
 
@@ -246,7 +239,7 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> Hashes:
     arrays.clear()
     assert manifest is not None
     try:
-        checkpoints.restore(step)
+        checkpoints.verify(step)
     except CheckpointError as error:
         raise read_back_error(folder / "checkpoints") from error
     _copy(output.companions, folder)
@@ -255,7 +248,11 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> Hashes:
             name.removeprefix("parameters/"): what["sha256"]
             for name, what in manifest["arrays"].items()
             if name.startswith("parameters/")
-        }
+        },
+        {
+            checkpoints.folder / str(step) / "arrays" / name: sha256
+            for name, sha256 in manifest["files"].items()
+        },
     )
 
 

@@ -11,17 +11,22 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from jaxformer.errors import ResourceError
+from jaxformer.execution.cores import count_cores
 
 # Directory entries, journal and rounding to blocks, beside the data itself.
 SPARE_BYTES = 1 << 20
 # Large enough that the interpreter's lock is seldom taken while a training step runs.
 BUFFER_BYTES = 2 << 20
+# A disk is seldom faster than what so many cores hash.
+MOST_THREADS = 8
+
+Result = TypeVar("Result")
 
 
 def atomic_write(
@@ -210,6 +215,16 @@ def sha256_of_file(path: Path, *, follow_links: bool = False) -> str:
         while count := file.readinto(buffer):
             found.update(view[:count])
     return found.hexdigest()
+
+
+def on_all_cores(function: Callable[[str], Result], names: Iterable[str]) -> dict[str, Result]:
+    """Returns the result for each name, in order, of a function that hashes or waits for a disk.
+
+    Neither needs Python meanwhile, so threads run it side by side.
+    """
+    names = list(names)
+    with ThreadPoolExecutor(min(count_cores(), MOST_THREADS)) as pool:
+        return dict(zip(names, pool.map(function, names), strict=True))
 
 
 def free_bytes(folder: Path) -> int:
