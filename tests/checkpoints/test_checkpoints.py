@@ -7,12 +7,13 @@ import os
 import shutil
 import statistics
 import sys
+import tracemalloc
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.checkpoints import CheckpointFolder, describe, state_hash
+from jaxformer.checkpoints import CheckpointFolder, describe, orbax_arrays, state_hash
 from jaxformer.checkpoints import folder as folder_module
 from jaxformer.errors import CheckpointError
 from tests.support.tiny import snapshot
@@ -133,6 +134,7 @@ def test_a_flipped_bit_anywhere_in_any_file_is_detected(copy):
     paths = [path for path in (copy.folder / "7").rglob("*") if path.is_file()]
     assert len(paths) >= 6
     copy.restore(7)
+    copy.verify(7)
     for path in paths:
         data = path.read_bytes()
         size = len(data)
@@ -142,10 +144,31 @@ def test_a_flipped_bit_anywhere_in_any_file_is_detected(copy):
             broken = bytearray(data)
             broken[position] ^= 1 << (number + position) % 8
             path.write_bytes(broken)
-            with pytest.raises(CheckpointError):
+            with pytest.raises(CheckpointError) as found:
                 copy.restore(7)
+            with pytest.raises(CheckpointError) as same:
+                copy.verify(7)
+            assert str(same.value) == str(found.value)
         path.write_bytes(data)
     copy.restore(7)
+
+
+def test_a_save_makes_no_copy_of_the_state(tmp_path):
+    state = np.ones(16 << 20, np.float32)
+    tracemalloc.start()
+    try:
+        orbax_arrays.write(tmp_path / "arrays", {"parameters": {"x": state}, "step": np.array(1)})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < state.nbytes / 2
+
+
+def test_arrays_lie_on_the_disk_as_they_are(folder):
+    ones = np.ones(1 << 20, np.float32)
+    save(folder, 7, {"parameters": {"x": ones}, "step": np.int32(7)})
+    files = (path for path in folder.folder.rglob("*") if path.is_file())
+    assert sum(path.stat().st_size for path in files) > ones.nbytes
 
 
 def test_no_byte_of_the_manifest_may_change(copy):
