@@ -42,10 +42,7 @@ def plan_language_model(checkpoint: Checkpoint) -> Plan:
         UsageError: it holds something else.
     """
     plan = checkpoint.plan()
-    if not isinstance(getattr(plan.module, "config", None), TransformerLMConfig):
-        raise UsageError(
-            f"{checkpoint.path} holds a {plan.origin.kind}, which is no language model"
-        )
+    _check_language_model(checkpoint, plan)
     return plan
 
 
@@ -62,9 +59,16 @@ def plan_text_model(checkpoint: Checkpoint) -> Plan:
             f"{checkpoint.path} holds a {plan.origin.kind}, which reads features and no tokens: "
             "give them to jaxformer.generate_target"
         )
-    if isinstance(config, EncoderDecoderConfig):
-        return plan
-    return plan_language_model(checkpoint)
+    if not isinstance(config, EncoderDecoderConfig):
+        _check_language_model(checkpoint, plan)
+    return plan
+
+
+def _check_language_model(checkpoint: Checkpoint, plan: Plan) -> None:
+    if not isinstance(getattr(plan.module, "config", None), TransformerLMConfig):
+        raise UsageError(
+            f"{checkpoint.path} holds a {plan.origin.kind}, which is no language model"
+        )
 
 
 def in_float32(plan: Plan) -> Plan:

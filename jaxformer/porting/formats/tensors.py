@@ -46,8 +46,22 @@ class StoredTensor:
     def of(cls, array: np.ndarray, storage: Hashable = None) -> "StoredTensor":
         """Returns an array in memory as a stored tensor; each ``read`` gives a copy."""
         array = np.asarray(array)
-        dtype = array.dtype.newbyteorder("=")
-        return cls(array.shape, dtype, lambda: np.array(array, dtype, order="C"), storage)
+        return cls(array.shape, array.dtype.newbyteorder("="), _InMemory(array), storage)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InMemory:
+    """Reads an array that is in memory, or a view of it for a conversion."""
+
+    array: np.ndarray
+
+    def __call__(self) -> np.ndarray:
+        return np.array(self.array, self.array.dtype.newbyteorder("="), order="C")
+
+    def view(self) -> np.ndarray:
+        view = self.array.view()
+        view.flags.writeable = False
+        return view.astype(view.dtype.newbyteorder("="), copy=False)
 
 
 @dataclasses.dataclass(frozen=True)

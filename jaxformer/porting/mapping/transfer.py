@@ -69,9 +69,15 @@ class _Read:
     view: Callable[[], np.ndarray]
 
     def __call__(self) -> np.ndarray:
-        return contiguous(self.view())
+        array = contiguous(self.view())
+        # A view of what others hold cannot be written to.
+        return array if array.flags.writeable else array.copy()
 
 
 def read_view(source: StoredTensor) -> np.ndarray:
-    """Returns a tensor, not C-contiguous if it was converted: it may be a view of its source."""
-    return source.read.view() if isinstance(source.read, _Read) else source.read()
+    """Returns a tensor, which the caller only reads.
+
+    It may be a view of what others hold, and need not be C-contiguous.
+    """
+    view: Callable[[], np.ndarray] = getattr(source.read, "view", source.read)
+    return view()
