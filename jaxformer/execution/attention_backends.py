@@ -1,4 +1,4 @@
-"""The choice of the kernel: the plain core, block by block, cuDNN's or splash attention.
+"""The choice of the kernel: the plain core, block by block, cuDNN's, splash attention or torch's.
 
 It is no part of a model's settings: the same checkpoint runs with each kernel.
 """
@@ -21,7 +21,7 @@ from jaxformer.execution.scopes import check_known, set_within
 if TYPE_CHECKING:
     from jaxformer.config import TransformerLMConfig
 
-Kernel = Literal["plain", "blockwise", "cudnn", "splash"]
+Kernel = Literal["plain", "blockwise", "cudnn", "splash", "torch"]
 KernelChoice = Literal["auto", "plain", "cudnn", "splash"]
 
 # Positions that add something to the scores.
@@ -126,6 +126,7 @@ class AttentionCall:
         soft_cap: whether scores are bounded.
         dropout: whether weights are dropped.
         weights: whether the weights are returned.
+        torch: whether torch's library is to compute it, see ``torch_products``.
         precision: ``jax.config.jax_default_matmul_precision``.
     """
 
@@ -138,6 +139,7 @@ class AttentionCall:
     soft_cap: bool = False
     dropout: bool = False
     weights: bool = False
+    torch: bool = False
     precision: str | None = None
 
 
@@ -178,7 +180,7 @@ def choose_kernel(
         return "plain"
     target = CompilationTarget.here() if target is None else target
     if choice == "auto":
-        fused: tuple[Kernel, ...] = ("cudnn", "splash", "blockwise")
+        fused: tuple[Kernel, ...] = ("cudnn", "splash", "torch", "blockwise")
         return next(
             (kernel for kernel in fused if unsupported_reason(kernel, call, target) is None),
             "plain",
@@ -198,14 +200,20 @@ def unsupported_reason(
     if kernel == "blockwise":
         checks = _blockwise_checks(call, target)
         return next((reason for reason, applies in checks.items() if applies), None)
-    checks = _cudnn_checks(call, target) if kernel == "cudnn" else _splash_checks(call, target)
+    checks = {
+        "cudnn": _cudnn_checks,
+        "splash": _splash_checks,
+        "torch": _torch_checks,
+    }[kernel](call, target)
     checks |= {
         "has no bias": call.bias,
         "drops no weights": call.dropout,
         "returns no weights": call.weights,
         "takes a causal mask or a window, not any mask": call.pattern is None,
-        # A query past the last key's window sees none: the core gives zeros, kernels do as they do.
-        "needs a key for each query of a window": call.queries > call.keys
+        # A query past the last key's window sees none: the core and torch's give zeros, the others
+        # do as they do.
+        "needs a key for each query of a window": kernel != "torch"
+        and call.queries > call.keys
         and call.pattern is not None
         and call.pattern.window is not None,
     }
@@ -285,4 +293,13 @@ def _splash_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, 
         "computes at the default matmul precision": call.precision not in (None, "default"),
         f"needs queries and keys in steps of {block}": call.queries % block != 0
         or call.keys % block != 0,
+    }
+
+
+def _torch_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bool]:
+    """Reasons against attention by torch's library (``torch_products``), if they apply."""
+    return {
+        "is for a CPU": target.platform != "cpu",
+        "is for torch's products where there are no gradients": not call.torch,
+        "has no soft cap": call.soft_cap,
     }

@@ -95,6 +95,11 @@ TARGETS = {
         ("cpu", {"queries": 8192, "keys": 8192, "weights": True}, "plain"),
         ("cpu", {"queries": 1, "keys": 8192}, "plain"),
         ("H100", {"queries": 8192, "keys": 8192, "dtype": jnp.float32}, "plain"),
+        ("cpu", {"queries": 8192, "keys": 8192, "torch": True}, "torch"),
+        ("cpu", {"queries": 8192, "keys": 64, "torch": True}, "torch"),
+        ("cpu", {"torch": True, "soft_cap": True}, "blockwise"),
+        ("cpu", {"torch": True, "bias": True}, "plain"),
+        ("H100", {"torch": True}, "cudnn"),
     ],
 )
 def test_the_kernel_chosen(target, changes, kernel):

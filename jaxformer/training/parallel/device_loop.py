@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
 from jaxformer.execution.sharding import current_layout
-from jaxformer.execution.torch_products import torch_products
+from jaxformer.execution.torch_products import torch_products, without_gradients
 from jaxformer.parameters import Parameters, cast_parameters
 from jaxformer.train_step import TrainState, evaluation_step, train_step
 from jaxformer.training.parallel.step_spec import StepSpec
@@ -107,7 +107,7 @@ class DeviceLoop:
         inputs, targets, *beside = self._batch(tokens, starts)
         batch = inputs, targets, mask, *beside
         parts = zip(*(jnp.split(x, _parts_of(len(mask))) for x in batch), strict=True)
-        with torch_products(self.spec.has_torch_products):
+        with torch_products(self.spec.has_torch_products), without_gradients():
             sums = [
                 evaluation_step(
                     parameters,
