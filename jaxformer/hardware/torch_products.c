@@ -1,9 +1,9 @@
 // Matrix products for XLA on CPUs, computed by the library of products that torch brings along.
 //
 // XLA calls the functions at the end: for products of two matrices, of the heads of attention, and
-// of rows in groups, and for attention as a whole. All arrays are float32, each row after row. A
-// result is cut into blocks, which the threads of XLA's own pool take. Each block is one call of
-// sgemm on one thread; of attention, two calls and the softmax between them.
+// of rows in groups, and for attention as a whole. Arrays of numbers are float32, each row after
+// row. A result is cut into blocks, which the threads of XLA's own pool take. Each block is one call
+// of sgemm on one thread; of attention, two calls and the softmax between them.
 
 #include "custom_calls.h"
 #include "softmax.h"
@@ -200,7 +200,7 @@ static void attend(const Job* job, int block) {
   multiply_scaled(p->scale, q_block, false, k, true, scores, rows, keys, p->width, false);
   for (int i = 0; i < rows; ++i)
     factors[i] = weigh(scores.data + (int64_t)i * scores.stride, scores.stride,
-                        first_key(p, first + i) - from, last_key(p, first + i) - from);
+                       first_key(p, first + i) - from, last_key(p, first + i) - from);
   multiply_matrices(scores, false, v, false, out_block, rows, p->width, keys, false);
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < p->width; ++j) out_block.data[(int64_t)i * out.stride + j] *= factors[i];
@@ -297,7 +297,7 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   return NULL;
 }
 
-XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) {
+static XLA_FFI_Error* attend_to_keys(XLA_FFI_CallFrame* frame) {
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* q = argument(frame, 0);
   const XLA_FFI_Buffer* k = argument(frame, 1);
@@ -385,3 +385,5 @@ XLA_FFI_Error* jaxformer_grouped_bt(XLA_FFI_CallFrame* frame) {
 XLA_FFI_Error* jaxformer_grouped_matrices(XLA_FFI_CallFrame* frame) {
   return multiply_groups(frame, kGroupedMatrices);
 }
+
+XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) { return attend_to_keys(frame); }
