@@ -6,7 +6,8 @@ the functions here, which look up what is in effect. The numbers stay the same, 
 Nothing of the mirror is imported here at run time: what a file needs of it comes in as an argument.
 
 - ``attention_backends``: which kernel computes an attention, and why another cannot.
-- ``fused_attention``: calls cuDNN's and splash attention's kernels, or that of the next line.
+- ``fused_attention``: calls cuDNN's and splash attention's kernels, or those of the next lines.
+- ``called_attention``: attention on a CPU as one custom call, where no gradients are needed.
 - ``blockwise_attention``: attention over long texts on a CPU, with few scores in memory at a time.
 - ``attention_products``: the products of attention, in the layout that is fastest.
 - ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.

@@ -1,4 +1,4 @@
-"""The choice of the kernel: the plain core, block by block, cuDNN's, splash attention or torch's.
+"""The choice of the kernel: the plain core, block by block, cuDNN's, splash, or a call of ours.
 
 It is no part of a model's settings: the same checkpoint runs with each kernel.
 """
@@ -17,11 +17,12 @@ from jaxtyping import Array, Bool
 
 from jaxformer.errors import UsageError
 from jaxformer.execution.scopes import check_known, set_within
+from jaxformer.hardware import attention_call
 
 if TYPE_CHECKING:
     from jaxformer.config import TransformerLMConfig
 
-Kernel = Literal["plain", "blockwise", "cudnn", "splash", "torch"]
+Kernel = Literal["plain", "blockwise", "cudnn", "splash", "called"]
 KernelChoice = Literal["auto", "plain", "cudnn", "splash"]
 
 # Positions that add something to the scores.
@@ -126,7 +127,7 @@ class AttentionCall:
         soft_cap: whether scores are bounded.
         dropout: whether weights are dropped.
         weights: whether the weights are returned.
-        torch: whether torch's library is to compute it, see ``torch_products``.
+        called: whether a custom call takes its arrays, see ``called_attention``.
         precision: ``jax.config.jax_default_matmul_precision``.
     """
 
@@ -139,7 +140,7 @@ class AttentionCall:
     soft_cap: bool = False
     dropout: bool = False
     weights: bool = False
-    torch: bool = False
+    called: bool = False
     precision: str | None = None
 
 
@@ -180,7 +181,7 @@ def choose_kernel(
         return "plain"
     target = CompilationTarget.here() if target is None else target
     if choice == "auto":
-        fused: tuple[Kernel, ...] = ("cudnn", "splash", "torch", "blockwise")
+        fused: tuple[Kernel, ...] = ("cudnn", "splash", "called", "blockwise")
         return next(
             (kernel for kernel in fused if unsupported_reason(kernel, call, target) is None),
             "plain",
@@ -203,16 +204,16 @@ def unsupported_reason(
     checks = {
         "cudnn": _cudnn_checks,
         "splash": _splash_checks,
-        "torch": _torch_checks,
+        "called": _call_checks,
     }[kernel](call, target)
     checks |= {
         "has no bias": call.bias,
         "drops no weights": call.dropout,
         "returns no weights": call.weights,
         "takes a causal mask or a window, not any mask": call.pattern is None,
-        # A query past the last key's window sees none: the core and torch's give zeros, the others
+        # A query past the last key's window sees none: the core and the call give zeros, the others
         # do as they do.
-        "needs a key for each query of a window": kernel != "torch"
+        "needs a key for each query of a window": kernel != "called"
         and call.queries > call.keys
         and call.pattern is not None
         and call.pattern.window is not None,
@@ -296,10 +297,11 @@ def _splash_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, 
     }
 
 
-def _torch_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bool]:
-    """Reasons against attention by torch's library (``torch_products``), if they apply."""
+def _call_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bool]:
+    """Reasons against a custom call (``called_attention``), if they apply."""
     return {
         "is for a CPU": target.platform != "cpu",
-        "is for torch's products where there are no gradients": not call.torch,
+        "is for float32 where there are no gradients": not call.called,
         "has no soft cap": call.soft_cap,
+        "needs a C compiler": call.called and not attention_call.is_known(),
     }

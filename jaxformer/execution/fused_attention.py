@@ -1,4 +1,4 @@
-"""Attention by another kernel than the plain core: cuDNN's, splash, torch's, or block by block.
+"""Attention by another kernel than the core: cuDNN's, splash, a call of ours, or block by block.
 
 The mathematics is that of ``attention_core.scaled_dot_product_attention``. A fused kernel keeps no
 (T, S) array in memory. cuDNN's and splash attention round the weights to the dtype of their inputs,
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.execution import torch_products
+from jaxformer.execution import called_attention
 from jaxformer.execution.attention_backends import (
     SPLASH_BLOCKS,
     AttentionCall,
@@ -66,7 +66,7 @@ def try_fused_attention(
         soft_cap=soft_cap is not None,
         dropout=dropout.active,
         weights=weights,
-        torch=torch_products.attention_is_wanted(q_BTNH, k_BSKH, v_BSKH),
+        called=called_attention.fits(q_BTNH, k_BSKH, v_BSKH),
         precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     )
     kernel = choose_kernel(call)
@@ -83,8 +83,8 @@ def try_fused_attention(
         )
     if kernel == "plain" or pattern is None:
         return None
-    if kernel == "torch":
-        return torch_products.attention(
+    if kernel == "called":
+        return called_attention.attention(
             q_BTNH, k_BSKH, v_BSKH, scale=scale, causal=pattern.causal, window=pattern.window
         )
     return fused_attention(

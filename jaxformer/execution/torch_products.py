@@ -4,8 +4,7 @@ On Intel's processors XLA's products reach less of the processor's speed than to
 ones least. ``hardware.torch_library`` makes torch's known to XLA, as custom calls, where torch is
 installed; ``training.products`` measures which are faster. torch itself is not imported.
 
-All are of float32. The products are differentiated backward alone, as a training step is;
-attention as a whole is not.
+All are of float32, and are differentiated backward alone, as a training step is.
 """
 
 import contextvars
@@ -14,13 +13,11 @@ from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.scopes import set_within
 from jaxformer.execution.sharding import current_layout
 from jaxformer.hardware.torch_library import (
-    ATTENTION,
     BY_TRANSPOSED,
     GROUPED,
     GROUPED_BY_TRANSPOSED,
@@ -36,9 +33,6 @@ from jaxformer.hardware.torch_library import (
 FEWEST_ROWS = 32
 
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("torch_products", default=False)
-_forward_alone: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "without_gradients", default=False
-)
 
 
 def torch_products(wanted: bool = True) -> AbstractContextManager[None]:
@@ -47,14 +41,6 @@ def torch_products(wanted: bool = True) -> AbstractContextManager[None]:
     A function that ``jax.jit`` has compiled keeps the products that it was traced with.
     """
     return set_within(_wanted, wanted)
-
-
-def without_gradients() -> AbstractContextManager[None]:
-    """Makes models be traced for a pass forward alone, such as an evaluation.
-
-    With torch's products attention is then one custom call, which has no derivative.
-    """
-    return set_within(_forward_alone, True)
 
 
 def are_wanted(*arrays: Float[Array, "..."]) -> bool:
@@ -131,38 +117,6 @@ def _weighted_back(kept: tuple[Array, Array], dy_BTNH: Array) -> tuple[Array, Ar
     return dp_BNTS, _call(WEIGHTED_BACK, p_BNTS, dy_BTNH, v_BSKH.shape)
 
 
-def attention_is_wanted(q_BTNH: Array, k_BSKH: Array, v_BSKH: Array) -> bool:
-    """Returns whether torch's library is to compute the attention of these arrays."""
-    is_possible = k_BSKH.shape == v_BSKH.shape
-    return _forward_alone.get() and is_possible and are_wanted(q_BTNH, k_BSKH, v_BSKH)
-
-
-def attention(
-    q_BTNH: Float[Array, "B T N H"],
-    k_BSKH: Float[Array, "B S K H"],
-    v_BSKH: Float[Array, "B S K H"],
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None = None,
-) -> Float[Array, "B T N H"]:
-    """Computes softmax(q kᵀ · scale) v for each head (arXiv 1706.03762, eq. 1); no gradients.
-
-    Query head n has key/value head n // (N / K). A query that sees no key gets zeros.
-
-    Args:
-        q_BTNH: queries.
-        k_BSKH: keys.
-        v_BSKH: values.
-        scale: what scores are multiplied by.
-        causal: whether a query is kept from later keys.
-        window: how many tokens a query sees on each side, itself included; None is all.
-    """
-    rule = np.array([causal, window or 0], np.int32)
-    settings = np.array([scale], np.float32), rule
-    return _call(ATTENTION, q_BTNH, k_BSKH, q_BTNH.shape, v_BSKH, *settings)
-
-
 @jax.custom_vjp
 def grouped(
     x_RI: Float[Array, "R I"], kernel_EIO: Float[Array, "E I O"], first: Int[Array, "E+1"]
@@ -187,9 +141,7 @@ def _grouped_back(kept: tuple[Array, Array, Array], dy_RO: Array) -> tuple[Array
     return dx_RI, _call(GROUPED_MATRICES, x_RI, dy_RO, kernel_EIO.shape, first), None
 
 
-def _call(
-    target: str, a: Array, b: Array, shape: tuple[int, ...], *others: Array | np.ndarray
-) -> Array:
+def _call(target: str, a: Array, b: Array, shape: tuple[int, ...], *others: Array) -> Array:
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     computed: Array = jax.ffi.ffi_call(target, result, vmap_method="sequential")(a, b, *others)
     return computed

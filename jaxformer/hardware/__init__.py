@@ -11,6 +11,7 @@ come out.
 - ``custom_calls``: builds what XLA calls of this package's code in C, once for a machine.
 - ``torch_library``: makes the matrix products of torch's library known to XLA.
 - ``row_products``: the same for products of few rows with large matrices, of our own.
+- ``attention_call``: the same for attention where there are no gradients.
 - ``processor``: a name for the kind of processor.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.
 - ``nvidia_driver``: whether an NVIDIA GPU can be used, found before JAX looks.

@@ -27,11 +27,9 @@ SCORES, WEIGHTED, WEIGHTED_BACK = _HEAD_TARGETS = (
 GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = _GROUP_TARGETS = (
     "jaxformer_grouped", "jaxformer_grouped_bt", "jaxformer_grouped_matrices",
 )  # fmt: skip
-# Of queries, keys and values, without gradients.
-ATTENTION = "jaxformer_attention"
 # The source of the custom calls, and how it is built.
-NAME, OPTIONS = "torch_products", ("-O3", "-march=native", "-ffp-contract=fast")
-TARGETS = (*MATRIX_TARGETS, *_HEAD_TARGETS, *_GROUP_TARGETS, ATTENTION)
+NAME, OPTIONS = "torch_products", ("-O2",)
+TARGETS = MATRIX_TARGETS + _HEAD_TARGETS + _GROUP_TARGETS
 
 
 def torch_version() -> str:

@@ -1,12 +1,10 @@
 // Matrix products for XLA on CPUs, computed by the library of products that torch brings along.
 //
 // XLA calls the functions at the end: for products of two matrices, of the heads of attention, and
-// of rows in groups, and for attention as a whole. Arrays of numbers are float32, each row after
-// row. A result is cut into blocks, which the threads of XLA's own pool take. Each block is one call
-// of sgemm on one thread; of attention, two calls and the softmax between them.
+// of rows in groups. All arrays are float32, each row after row. A result is cut into blocks, which
+// the threads of XLA's own pool take, and each block is one call of sgemm on one thread.
 
 #include "custom_calls.h"
-#include "softmax.h"
 
 // Fortran's sgemm: C = alpha op(A) op(B) + beta C, of matrices that lie column after column.
 typedef void Sgemm(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
@@ -42,20 +40,15 @@ static int count_threads(const XLA_FFI_CallFrame* frame, double operations) {
   return share < 1 ? 1 : share;
 }
 
-// c = scale op(a) op(b), of so many rows and columns; or c += scale op(a) op(b).
-static void multiply_scaled(float scale, Matrix a, bool transpose_a, Matrix b, bool transpose_b,
-                            Matrix c, int rows, int columns, int inner, bool adds) {
-  const float beta = adds ? 1 : 0;
-  const int before = set_threads(1);
-  // What is C row after row is Cᵀ column after column, and Cᵀ = Bᵀ Aᵀ.
-  sgemm(transpose_b ? "T" : "N", transpose_a ? "T" : "N", &columns, &rows, &inner, &scale, b.data,
-        &b.stride, a.data, &a.stride, &beta, c.data, &c.stride);
-  set_threads(before);
-}
-
+// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
 static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
                               int rows, int columns, int inner, bool adds) {
-  multiply_scaled(1, a, transpose_a, b, transpose_b, c, rows, columns, inner, adds);
+  const float one = 1, beta = adds ? 1 : 0;
+  const int before = set_threads(1);
+  // What is C row after row is Cᵀ column after column, and Cᵀ = Bᵀ Aᵀ.
+  sgemm(transpose_b ? "T" : "N", transpose_a ? "T" : "N", &columns, &rows, &inner, &one, b.data,
+        &b.stride, a.data, &a.stride, &beta, c.data, &c.stride);
+  set_threads(before);
 }
 
 // A product of two matrices, of which each block is some rows of the result, or some columns.
@@ -143,68 +136,6 @@ static void compute_head(const Job* job, int block) {
     for (int i = p->keys; i < p->tokens; ++i)
       memset(unused.data + (int64_t)i * unused.stride, 0, p->width * sizeof(float));
   }
-}
-
-// Attention without gradients, a block of a head's queries at a time: their scores stay in a
-// core's cache.
-typedef struct {
-  Job job;
-  float *q, *k, *v, *out;
-  float scale;
-  bool causal;
-  // How many tokens a query sees on each side, itself included; 0 is all.
-  int window;
-  int queries, keys, heads, key_heads, width, blocks;
-} Attention;
-
-enum { kQueryBlock = 64 };
-
-static int least(int a, int b) { return a < b ? a : b; }
-static int most(int a, int b) { return a > b ? a : b; }
-
-// Which keys a query sees: from the first one up to the one before the last.
-static int first_key(const Attention* p, int query) {
-  return p->window ? least(most(0, query - p->window + 1), p->keys) : 0;
-}
-
-static int last_key(const Attention* p, int query) {
-  if (p->causal) return least(query + 1, p->keys);
-  return p->window ? least(query + p->window, p->keys) : p->keys;
-}
-
-static void attend(const Job* job, int block) {
-  const Attention* p = (const Attention*)job;
-  const int first = block % p->blocks * kQueryBlock, head = block / p->blocks % p->heads;
-  const int text = block / p->blocks / p->heads, key_head = head / (p->heads / p->key_heads);
-  const int rows = least(kQueryBlock, p->queries - first);
-  const int from = first_key(p, first), to = most(from, last_key(p, first + rows - 1));
-  const int keys = to - from;
-  const Matrix q = head_of(p->q, text, p->queries, head, p->heads, p->width);
-  const Matrix out = head_of(p->out, text, p->queries, head, p->heads, p->width);
-  Matrix k = head_of(p->k, text, p->keys, key_head, p->key_heads, p->width);
-  Matrix v = head_of(p->v, text, p->keys, key_head, p->key_heads, p->width);
-  const Matrix q_block = {q.data + (int64_t)first * q.stride, q.stride};
-  const Matrix out_block = {out.data + (int64_t)first * out.stride, out.stride};
-  Matrix scores = {NULL, (keys + kLanes - 1) / kLanes * kLanes};
-  float factors[kQueryBlock];
-  k.data += (int64_t)from * k.stride;
-  v.data += (int64_t)from * v.stride;
-  if (keys > 0) scores.data = malloc((size_t)rows * scores.stride * sizeof(float));
-  if (scores.data == NULL) {
-    // Of no keys the result is 0; without memory it is no number.
-    for (int i = 0; i < rows; ++i)
-      for (int j = 0; j < p->width; ++j)
-        out_block.data[(int64_t)i * out.stride + j] = keys > 0 ? NAN : 0;
-    return;
-  }
-  multiply_scaled(p->scale, q_block, false, k, true, scores, rows, keys, p->width, false);
-  for (int i = 0; i < rows; ++i)
-    factors[i] = weigh(scores.data + (int64_t)i * scores.stride, scores.stride,
-                       first_key(p, first + i) - from, last_key(p, first + i) - from);
-  multiply_matrices(scores, false, v, false, out_block, rows, p->width, keys, false);
-  for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < p->width; ++j) out_block.data[(int64_t)i * out.stride + j] *= factors[i];
-  free(scores.data);
 }
 
 // Products of rows, sorted by group, with the matrix of each row's group; or, with transposed rows,
@@ -297,32 +228,6 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   return NULL;
 }
 
-static XLA_FFI_Error* attend_to_keys(XLA_FFI_CallFrame* frame) {
-  if (answers_question(frame)) return NULL;
-  const XLA_FFI_Buffer* q = argument(frame, 0);
-  const XLA_FFI_Buffer* k = argument(frame, 1);
-  Attention* p = malloc(sizeof(Attention));
-  if (p == NULL) return fail(frame->api, "no memory for attention");
-  p->job.compute = attend;
-  p->q = q->data;
-  p->k = k->data;
-  p->v = argument(frame, 2)->data;
-  p->out = result(frame)->data;
-  p->scale = *(const float*)argument(frame, 3)->data;
-  p->causal = ((const int32_t*)argument(frame, 4)->data)[0] != 0;
-  p->window = ((const int32_t*)argument(frame, 4)->data)[1];
-  p->queries = (int)q->dims[1];
-  p->heads = (int)q->dims[2];
-  p->width = (int)q->dims[3];
-  p->keys = (int)k->dims[1];
-  p->key_heads = (int)k->dims[2];
-  p->blocks = (p->queries + kQueryBlock - 1) / kQueryBlock;
-  p->job.count = (int)q->dims[0] * p->heads * p->blocks;
-  const double pairs = (double)q->dims[0] * p->heads * p->queries * p->keys;
-  finish(&p->job, frame, count_threads(frame, 4 * pairs * p->width));
-  return NULL;
-}
-
 static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form) {
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* a = argument(frame, 0);
@@ -385,5 +290,3 @@ XLA_FFI_Error* jaxformer_grouped_bt(XLA_FFI_CallFrame* frame) {
 XLA_FFI_Error* jaxformer_grouped_matrices(XLA_FFI_CallFrame* frame) {
   return multiply_groups(frame, kGroupedMatrices);
 }
-
-XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) { return attend_to_keys(frame); }

@@ -22,6 +22,7 @@ from jaxformer.execution.attention_backends import (
     compiled_for,
     slowed_by_dropout,
 )
+from jaxformer.hardware import attention_call
 from jaxformer.layers import Dropout
 from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.programs import describe_tpu_slice
@@ -95,14 +96,15 @@ TARGETS = {
         ("cpu", {"queries": 8192, "keys": 8192, "weights": True}, "plain"),
         ("cpu", {"queries": 1, "keys": 8192}, "plain"),
         ("H100", {"queries": 8192, "keys": 8192, "dtype": jnp.float32}, "plain"),
-        ("cpu", {"queries": 8192, "keys": 8192, "torch": True}, "torch"),
-        ("cpu", {"queries": 8192, "keys": 64, "torch": True}, "torch"),
-        ("cpu", {"torch": True, "soft_cap": True}, "blockwise"),
-        ("cpu", {"torch": True, "bias": True}, "plain"),
-        ("H100", {"torch": True}, "cudnn"),
+        ("cpu", {"queries": 8192, "keys": 8192, "called": True}, "called"),
+        ("cpu", {"queries": 8192, "keys": 64, "called": True}, "called"),
+        ("cpu", {"called": True, "soft_cap": True}, "blockwise"),
+        ("cpu", {"called": True, "bias": True}, "plain"),
+        ("H100", {"called": True}, "cudnn"),
     ],
 )
-def test_the_kernel_chosen(target, changes, kernel):
+def test_the_kernel_chosen(target, changes, kernel, monkeypatch):
+    monkeypatch.setattr(attention_call, "is_known", lambda: True)
     call = dataclasses.replace(CALL, **changes)
     assert choose_kernel(call, TARGETS[target]) == kernel
     assert choose_kernel(call, TARGETS[target], "plain") == "plain"

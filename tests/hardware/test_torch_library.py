@@ -10,26 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.attention_core import scaled_dot_product_attention
-from jaxformer.execution.attention_backends import attention_kernel
-from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import layout
 from jaxformer.execution.torch_products import (
     FEWEST_ROWS,
     are_wanted,
-    attention,
     grouped,
     product,
     scores,
     torch_products,
     weighted,
-    without_gradients,
 )
 from jaxformer.hardware import torch_library
 from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.torch_library import register_products
-from jaxformer.layers import Dropout
-from jaxformer.masks import causal_mask
 
 try:
     register_products()
@@ -164,88 +157,6 @@ def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unus
     ):
         assert found.shape == exact.shape
         assert np.all(np.abs(np.asarray(found, np.float64) - exact) <= terms * eps * size)
-
-
-# Texts, queries, keys, heads of queries and of keys, width: blocks cut short, a query too many.
-ATTENTION = [
-    (2, 130, 130, 4, 2, 16),
-    (1, 33, 100, 3, 1, 8),
-    (3, 100, 33, 2, 2, 64),
-    (1, 1, 9, 2, 1, 5),
-]
-
-
-@needs_products
-@pytest.mark.parametrize("window", [None, 1, 5, 70])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", ATTENTION, ids=str)
-def test_attention_is_right_to_rounding(shape, causal, window):
-    """Beside float64, to first order: scores that err by at most d change a weight w by 2 d w.
-
-    A score of a head of width H is within H + 1 roundings of the sum of absolute products, an
-    exponential within two of itself, and sums of S terms within S.
-    """
-    batch, queries, keys, heads, key_heads, width = shape
-    random, scale = np.random.default_rng(0), 0.3
-    q = random.standard_normal((batch, queries, heads, width), np.float32)
-    k, v = random.standard_normal((2, batch, keys, key_heads, width), np.float32)
-
-    @jax.jit
-    def compiled(q, k, v):
-        return attention(q, k, v, scale=scale, causal=causal, window=window)
-
-    found = np.asarray(compiled(q, k, v), np.float64)
-    query, key = np.arange(queries)[:, None], np.arange(keys)
-    seen = (key <= query) | (not causal)
-    if window is not None:
-        seen &= (key < query + window) & (key > query - window)
-    k, v = (np.repeat(x, heads // key_heads, axis=2).astype(np.float64) for x in (k, v))
-
-    def products(q, k):
-        return scale * np.einsum("btnh,bsnh->bnts", q, k)
-
-    exact = np.where(seen, products(q.astype(np.float64), k), -np.inf)
-    powers = np.exp(exact - np.where(seen.any(-1), exact.max(-1), 0)[..., None])
-    weights = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(float).tiny)
-    eps = np.finfo(np.float32).eps / 2
-    of_scores = (width + 1) * eps * np.where(seen, products(np.abs(q), np.abs(k)), 0)
-    relative = 2 * of_scores.max(-1, keepdims=True) + (2 * keys + 8) * eps
-    bound = np.einsum("bnts,bsnh->btnh", relative * weights, np.abs(v))
-    assert np.all(np.abs(found - np.einsum("bnts,bsnh->btnh", weights, v)) <= bound)
-    assert not np.any(found[:, ~seen.any(-1)])
-
-
-@needs_products
-def test_attention_has_no_number_where_the_core_has_none():
-    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 70, 2, 8), np.float32)
-    q[0, 3, 0, 1], k[0, 40, 1, 2], v[0, 60, 0, 5] = np.nan, np.inf, np.nan
-    found = jax.jit(lambda *x: attention(*x, scale=1, causal=True))(q, k, v)
-    core, _ = scaled_dot_product_attention(q, k, v, mask=causal_mask(70), scale=1)
-    assert np.isnan(found).any()
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(core))
-
-
-@needs_products
-def test_an_evaluation_has_attention_as_one_call_and_a_training_step_has_none():
-    x = jnp.ones((1, 128, 2, 8))
-    mask = causal_mask(128)
-
-    def attend(q, **settings):
-        settings = {"bias": None, "scale": 1.0, "soft_cap": None, "weights": False} | settings
-        return try_fused_attention(q, q, q, mask=mask, dropout=Dropout(0.0), **settings)
-
-    with torch_products():
-        assert attend(x) is None
-        with without_gradients():
-            assert "jaxformer_attention" in str(jax.make_jaxpr(attend)(x))
-            np.testing.assert_allclose(attend(x), x, rtol=1e-6)
-            assert attend(x, soft_cap=2.0) is None
-            assert attend(x, weights=True) is None
-            assert attend(x, bias=jnp.zeros((1, 2, 128, 128))) is None
-            with attention_kernel("plain"):
-                assert attend(x) is None
-    with without_gradients():
-        assert attend(x) is None
 
 
 @needs_products

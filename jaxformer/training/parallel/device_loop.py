@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
+from jaxformer.execution.called_attention import without_gradients
 from jaxformer.execution.sharding import current_layout
-from jaxformer.execution.torch_products import torch_products, without_gradients
+from jaxformer.execution.torch_products import torch_products
 from jaxformer.parameters import Parameters, cast_parameters
 from jaxformer.train_step import TrainState, evaluation_step, train_step
 from jaxformer.training.parallel.step_spec import StepSpec

@@ -1,0 +1,242 @@
+// Attention on a CPU without gradients, as a custom call of XLA: softmax(q kᵀ · scale) v.
+//
+// All arrays of numbers are float32, (texts, tokens, heads, width). A block is some queries of one
+// head of one text. Its scores never leave a core's cache: they lie with a row for each key and a
+// column for each query, so that sums over keys are sums of rows, and each query has a lane of the
+// processor's registers to itself.
+
+#include <math.h>
+
+#include "custom_calls.h"
+
+// Numbers in a register. The rows and registers of a tile of a product fill most of the others.
+#ifdef __AVX512F__
+enum { kLanes = 16, kTileRows = 6, kTileVectors = 4 };
+#else
+enum { kLanes = 8, kTileRows = 6, kTileVectors = 2 };
+#endif
+// Queries of a block.
+enum { kQueries = 64, kGroups = kQueries / kLanes };
+
+// Unaligned, as XLA's arrays and the heads in them may be.
+typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+static inline Vector load(const float* from) { return *(const Vector*)from; }
+static inline void store(float* to, Vector x) { *(Vector*)to = x; }
+static inline Vector spread(float x) { return x - (Vector){0}; }
+
+// Returns a where the mask has ones, and b where it has zeros.
+static inline Vector choose(Integers mask, Vector a, Vector b) {
+  return (Vector)((mask & (Integers)a) | (~mask & (Integers)b));
+}
+
+// Returns the larger of each pair; b where one is no number.
+static inline Vector larger(Vector a, Vector b) { return choose(a > b, a, b); }
+
+// A factor of a product: where it begins, and how far apart its numbers are from row to row, and
+// along the sum.
+typedef struct {
+  const float* data;
+  int64_t per_row, per_term;
+} Factor;
+
+// Computes so many rows and vectors of c = a b, where b has its numbers side by side along a row.
+static inline __attribute__((always_inline)) void multiply_tile(
+    Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride, int terms, int rows,
+    int vectors) {
+  Vector sums[kTileRows][kTileVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < vectors; ++j) sums[i][j] = spread(0);
+  for (int t = 0; t < terms; ++t) {
+    Vector right[kTileVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < vectors; ++j) right[j] = load(b + t * b_per_term + j * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) {
+      const Vector left = spread(a.data[i * a.per_row + t * a.per_term]);
+#pragma GCC unroll 8
+      for (int j = 0; j < vectors; ++j) sums[i][j] += left * right[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < vectors; ++j) store(c + i * c_stride + j * kLanes, sums[i][j]);
+}
+
+// Computes some rows of c = a b; the width is a multiple of kLanes.
+static inline __attribute__((always_inline)) void multiply_rows(
+    Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride, int width, int terms,
+    int rows) {
+  int at = 0;
+  for (; at + kTileVectors * kLanes <= width; at += kTileVectors * kLanes)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors);
+  for (; at < width; at += kLanes)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1);
+}
+
+static void multiply(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                     int rows, int width, int terms) {
+  for (; rows >= kTileRows; rows -= kTileRows) {
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows);
+    a.data += kTileRows * a.per_row;
+    c += kTileRows * c_stride;
+  }
+  for (; rows > 0; --rows) {
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1);
+    a.data += a.per_row;
+    c += c_stride;
+  }
+}
+
+// Returns exp(x) of numbers of at most 0. With x = n log 2 + r a polynomial gives exp(r) (S.
+// Moshier's, of the Cephes library), and n is its exponent. What float32 has only denormally is 0.
+static inline Vector exponential(Vector x) {
+  // To add this, and to take it away, rounds to the nearest whole number.
+  const Vector rounder = spread(12582912.0f);
+  const Vector n = (x * 1.44269504f + rounder) - rounder;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const Integers is_tiny = x < spread(-87.0f);
+  const Integers exponent = __builtin_convertvector(choose(is_tiny, spread(0), n), Integers);
+  return choose(is_tiny, spread(0), y * (Vector)((exponent + 127) << 23));
+}
+
+typedef struct {
+  Job job;
+  float *q, *k, *v, *out;
+  float scale;
+  bool causal;
+  // How many tokens a query sees on each side, itself included; 0 is all.
+  int window;
+  int queries, keys, heads, key_heads, width, blocks;
+} Attention;
+
+static int least(int a, int b) { return a < b ? a : b; }
+static int most(int a, int b) { return a > b ? a : b; }
+
+// Which keys a query sees: from the first one up to the one before the last.
+static int first_key(const Attention* p, int query) {
+  return p->window ? least(most(0, query - p->window + 1), p->keys) : 0;
+}
+
+static int last_key(const Attention* p, int query) {
+  if (p->causal) return least(query + 1, p->keys);
+  return p->window ? least(query + p->window, p->keys) : p->keys;
+}
+
+// Where a head's matrix (tokens, width) begins in an array.
+static float* head_of(float* array, int text, int tokens, int head, int heads, int width) {
+  return array + ((int64_t)text * tokens * heads + head) * width;
+}
+
+// Replaces the scores of a block, times ``scale``, by their exponentials beside the largest of each query, 0 where a
+// key is not seen, and writes one over the sum of each query: 0 where it sees none.
+static void weigh(float* scores, float scale, int keys, const int32_t* first, const int32_t* last,
+                  float* factors) {
+  for (int group = 0; group < kGroups; ++group) {
+    float* column = scores + group * kLanes;
+    const Integers from = *(const Integers*)(first + group * kLanes);
+    const Integers to = *(const Integers*)(last + group * kLanes);
+    Vector largest = spread(-INFINITY), sum = spread(0);
+    for (int key = 0; key < keys; ++key) {
+      const Integers number = key - (Integers){0};
+      const Vector score = load(column + key * kQueries) * scale;
+      const Vector seen = choose((number >= from) & (number < to), score, spread(-INFINITY));
+      store(column + key * kQueries, seen);
+      largest = larger(seen, largest);
+    }
+    // Where all scores are -∞, so are those that are not seen: their exponentials are 0.
+    const Vector shift = choose(largest == spread(-INFINITY), spread(0), largest);
+    for (int key = 0; key < keys; ++key) {
+      const Vector power = exponential(load(column + key * kQueries) - shift);
+      store(column + key * kQueries, power);
+      sum += power;
+    }
+    store(factors + group * kLanes, choose(from < to, 1.0f / sum, spread(0)));
+  }
+}
+
+static void attend(const Job* job, int block) {
+  const Attention* p = (const Attention*)job;
+  const int start = block % p->blocks * kQueries, head = block / p->blocks % p->heads;
+  const int text = block / p->blocks / p->heads, key_head = head / (p->heads / p->key_heads);
+  const int rows = least(kQueries, p->queries - start), width = p->width;
+  const int from = first_key(p, start), to = most(from, last_key(p, start + rows - 1));
+  const int keys = to - from;
+  const int64_t per_query = (int64_t)p->heads * width, per_key = (int64_t)p->key_heads * width;
+  const float* q = head_of(p->q, text, p->queries, head, p->heads, width) + start * per_query;
+  float* out = head_of(p->out, text, p->queries, head, p->heads, width) + start * per_query;
+  const float* k = head_of(p->k, text, p->keys, key_head, p->key_heads, width) + from * per_key;
+  const float* v = head_of(p->v, text, p->keys, key_head, p->key_heads, width) + from * per_key;
+  float* turned = malloc(((size_t)2 * width + keys) * kQueries * sizeof(float));
+  if (turned == NULL) {
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < width; ++j) out[i * per_query + j] = NAN;
+    return;
+  }
+  float *scores = turned + width * kQueries, *sums = scores + keys * kQueries;
+  float factors[kQueries];
+  int32_t first[kQueries] = {0}, last[kQueries] = {0};
+  for (int i = 0; i < kQueries; ++i) {
+    for (int j = 0; j < width; ++j)
+      turned[j * kQueries + i] = i < rows ? q[i * per_query + j] : 0;
+    if (i < rows) {
+      first[i] = first_key(p, start + i) - from;
+      last[i] = last_key(p, start + i) - from;
+    }
+  }
+  const Factor by_key = {k, per_key, 1}, by_query = {scores, 1, kQueries};
+  multiply(by_key, turned, kQueries, scores, kQueries, keys, kQueries, width);
+  weigh(scores, p->scale, keys, first, last, factors);
+  multiply(by_query, v, per_key, sums, width, rows, width, keys);
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < width; ++j) out[i * per_query + j] = sums[i * width + j] * factors[i];
+  free(turned);
+}
+
+// Devices of this process, which share its threads.
+static int devices = 1;
+
+void jaxformer_set_devices(int number) { devices = number; }
+
+// To hand fewer operations to another thread costs more than it saves. Where devices compute at the
+// same time, each takes its share of the threads, until a call is so long that one may wait for it.
+static const double kFewestOperations = 1e6, kFewestForAllThreads = 6e7;
+
+XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) {
+  if (answers_question(frame)) return NULL;
+  const XLA_FFI_Buffer* q = argument(frame, 0);
+  const XLA_FFI_Buffer* k = argument(frame, 1);
+  Attention* p = malloc(sizeof(Attention));
+  if (p == NULL) return fail(frame->api, "no memory for attention");
+  p->job.compute = attend;
+  p->q = q->data;
+  p->k = k->data;
+  p->v = argument(frame, 2)->data;
+  p->out = result(frame)->data;
+  p->scale = *(const float*)argument(frame, 3)->data;
+  p->causal = ((const int32_t*)argument(frame, 4)->data)[0] != 0;
+  p->window = ((const int32_t*)argument(frame, 4)->data)[1];
+  p->queries = (int)q->dims[1];
+  p->heads = (int)q->dims[2];
+  p->width = (int)q->dims[3];
+  p->keys = (int)k->dims[1];
+  p->key_heads = (int)k->dims[2];
+  p->blocks = (p->queries + kQueries - 1) / kQueries;
+  p->job.count = (int)q->dims[0] * p->heads * p->blocks;
+  const double pairs = (double)q->dims[0] * p->heads * p->queries * p->keys;
+  const double operations = 4 * pairs * p->width;
+  int threads = pool_threads(frame);
+  if (operations < kFewestForAllThreads) threads /= devices;
+  finish(&p->job, frame, operations < kFewestOperations ? 1 : most(1, threads));
+  return NULL;
+}

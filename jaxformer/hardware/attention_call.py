@@ -1,0 +1,32 @@
+"""Makes attention without gradients known to XLA, as a custom call.
+
+A C compiler builds it for this processor (``attention_call.c``).
+"""
+
+import functools
+import os
+
+import jax
+
+from jaxformer.hardware import custom_calls
+from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.row_products import OFF, SWITCH
+
+ATTENTION = "jaxformer_attention"
+NAME, OPTIONS = "attention_call", ("-O3", "-march=native", "-ffp-contract=fast")
+# The width of a head is a multiple of this, the most numbers that fill a register.
+LANES = 16
+
+
+@functools.cache
+def is_known() -> bool:
+    """Returns whether the custom call ``ATTENTION`` can be used, and makes it known to XLA."""
+    if os.environ.get(SWITCH) == OFF:
+        return False
+    try:
+        library = custom_calls.load(NAME, OPTIONS)
+    except UnavailableError:
+        return False
+    library.jaxformer_set_devices(jax.local_device_count("cpu"))
+    custom_calls.register(library, (ATTENTION,))
+    return True
