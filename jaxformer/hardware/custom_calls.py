@@ -15,6 +15,8 @@ from jaxformer.hardware.processor import processor_kind
 from jaxformer.hardware.user_folders import is_private, user_cache
 
 FOLDER = Path(__file__).parent
+# What every source includes.
+SHARED = FOLDER / "custom_calls.h"
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-std=c11", "-fPIC", "-shared")
 # In seconds. It takes half of one.
@@ -62,8 +64,7 @@ def register(library: ctypes.CDLL, targets: Sequence[str]) -> None:
 def _path(name: str, options: Sequence[str]) -> Path:
     """Returns where a library is once it is built."""
     known = [metadata.version("jaxlib"), processor_kind(), *OPTIONS, *options]
-    sources = [_source(name), *sorted(FOLDER.glob("*.h"))]
-    contents = [*(source.read_bytes() for source in sources), *map(str.encode, known)]
+    contents = [_source(name).read_bytes(), SHARED.read_bytes(), *map(str.encode, known)]
     digest = hashlib.sha256(bytes(1).join(contents)).hexdigest()
     return user_cache() / "custom_calls" / f"{name}-{digest[:16]}.so"
 
