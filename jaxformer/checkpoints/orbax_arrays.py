@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.checkpoints.manifest import DTYPES, Arrays, array_bytes, flatten, unflatten
+from jaxformer.checkpoints.manifest import (
+    DTYPES,
+    Arrays,
+    array_bytes,
+    describe_named,
+    flatten,
+    unflatten,
+)
 from jaxformer.distributed.control_plane import SECONDS, ControlPlane, brief_reason
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, mismatches
 
@@ -56,6 +63,7 @@ def write(folder: Path, arrays: Arrays) -> None:
     import orbax.checkpoint as ocp
 
     # Copies are for a save beside which arrays change, and take as much memory as the whole state.
+    # Without a handler of JAX's arrays, of which there are none here, Orbax warns.
     types = ocp.type_handlers
     registry = types.create_type_handler_registry(
         (np.ndarray, types.NumpyHandler(deepcopy_host_arrays=False)),
@@ -94,6 +102,33 @@ def read(folder: Path, described: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
     arguments = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in described}
     return flatten_groups(_restore(folder, described, arguments), described)
+
+
+def read_and_hash(
+    folder: Path,
+    described: Mapping[str, Any],
+    keep: Callable[[str, np.ndarray], None] = lambda name, array: None,
+) -> dict[str, Any]:
+    """Reads some of the arrays, whole, a part of few bytes at a time.
+
+    Args:
+        folder: where they are.
+        described: shape and dtype of each, by its name.
+        keep: is given each name and array.
+
+    Returns:
+        What the arrays are, as ``describe`` has it.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for part in split_by_size(described):
+        arrays = read(folder, part)
+        found |= describe_named(arrays)
+        for name, array in arrays.items():
+            keep(name, array)
+    return found
 
 
 def read_sharded(folder: Path, described: Mapping[str, Any], shardings: Arrays) -> Arrays:

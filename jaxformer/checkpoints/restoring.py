@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from jaxformer.checkpoints.manifest import (
     Manifest,
     array_bytes,
     check_same,
-    describe_named,
     flatten,
     read_manifest,
     unflatten,
@@ -62,14 +61,15 @@ def restore(
             array = array if transform is None else transform(name, array)
             named[name] = array if placed is None else _place(array, placed[name])
 
-        found = control_plane.all_gather(lambda: _read_and_hash(inside, described, keep))[
-            control_plane.index
-        ]
+        hashes = control_plane.all_gather(
+            lambda: orbax_arrays.read_and_hash(inside, described, keep)
+        )
+        found = hashes[control_plane.index]
         check_same("arrays", folder, manifest, found)
         return unflatten(named), manifest
     sizes = {name: array_bytes(what) for name, what in described.items()}
     share = {name: described[name] for name in control_plane.share_of_work(sizes)}
-    hashes = control_plane.all_gather(lambda: _read_and_hash(inside, share))
+    hashes = control_plane.all_gather(lambda: orbax_arrays.read_and_hash(inside, share))
     found = merge_parts(hashes)
     check_same("arrays", folder, manifest, found)
     arrays = control_plane.all_or_raise(
@@ -94,7 +94,7 @@ def verify(folder: Path, step: int) -> None:
     _check_files(folder, manifest, ControlPlane("verify", alone=True))
     inside, described = folder / "arrays", manifest["arrays"]
     orbax_arrays.check_shapes(inside, described)
-    check_same("arrays", folder, manifest, _read_and_hash(inside, described))
+    check_same("arrays", folder, manifest, orbax_arrays.read_and_hash(inside, described))
 
 
 def restore_newest(
@@ -149,21 +149,6 @@ def restore_newest(
     raise CheckpointError(
         "; ".join(damaged.values()) or f"there is no checkpoint in {folder}: train one first"
     )
-
-
-def _read_and_hash(
-    inside: Path,
-    described: Mapping[str, Any],
-    keep: Callable[[str, np.ndarray], None] = lambda name, array: None,
-) -> dict[str, Any]:
-    """Returns what the arrays in a folder are, and gives each to ``keep``."""
-    found: dict[str, Any] = {}
-    for part in orbax_arrays.split_by_size(described):
-        arrays = orbax_arrays.read(inside, part)
-        found |= describe_named(arrays)
-        for name, array in arrays.items():
-            keep(name, array)
-    return found
 
 
 def _check_files(folder: Path, manifest: Manifest, control_plane: ControlPlane) -> None:

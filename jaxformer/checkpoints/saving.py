@@ -16,7 +16,6 @@ from jaxformer.checkpoints.manifest import (
     Manifest,
     array_bytes,
     describe,
-    describe_named,
     flatten,
     read_manifest,
     serialize_manifest,
@@ -154,17 +153,11 @@ class CheckpointWriter:
             control_plane.all_gather(lambda: self._digests(control_plane.share_of_work(found)))
         )
         described = control_plane.on_primary(lambda: orbax_arrays.read_shapes(self._arrays_folder))
-        share = control_plane.share_of_work(
-            {name: array_bytes(what) for name, what in described.items()}
+        sizes = {name: array_bytes(what) for name, what in described.items()}
+        share = {name: described[name] for name in control_plane.share_of_work(sizes)}
+        hashes = merge_parts(
+            control_plane.all_gather(lambda: orbax_arrays.read_and_hash(self._arrays_folder, share))
         )
-
-        def hash_share() -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            for part in orbax_arrays.split_by_size({name: described[name] for name in share}):
-                found |= describe_named(orbax_arrays.read(self._arrays_folder, part))
-            return found
-
-        hashes = merge_parts(control_plane.all_gather(hash_share))
         manifest = self._make_manifest({name: hashes[name] for name in self._sizes})
         manifest["files"] = dict(sorted(digests.items()))
         finished: Manifest = control_plane.on_primary(lambda: self._commit(manifest))

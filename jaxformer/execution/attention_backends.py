@@ -1,4 +1,4 @@
-"""The choice of the kernel: the plain core, block by block, cuDNN's, splash, or a call of ours.
+"""The choice of the kernel: the plain core, block by block, cuDNN's, splash, or a custom call.
 
 It is no part of a model's settings: the same checkpoint runs with each kernel.
 """

@@ -1,4 +1,4 @@
-"""Attention by another kernel than the core: cuDNN's, splash, a call of ours, or block by block.
+"""Attention by another kernel than the core: cuDNN's, splash, a custom call, or block by block.
 
 The mathematics is that of ``attention_core.scaled_dot_product_attention``. A fused kernel keeps no
 (T, S) array in memory. cuDNN's and splash attention round the weights to the dtype of their inputs,

@@ -133,13 +133,8 @@ static int last_key(const Attention* p, int query) {
   return p->window ? least(query + p->window, p->keys) : p->keys;
 }
 
-// Where a head's matrix (tokens, width) begins in an array.
-static float* head_of(float* array, int text, int tokens, int head, int heads, int width) {
-  return array + ((int64_t)text * tokens * heads + head) * width;
-}
-
-// Replaces the scores of a block, times ``scale``, by their exponentials beside the largest of each query, 0 where a
-// key is not seen, and writes one over the sum of each query: 0 where it sees none.
+// Replaces the scores of a block, times the scale, by their exponentials beside the largest of each
+// query, 0 where a key is not seen, and writes one over the sum of each query: 0 where it sees none.
 static void weigh(float* scores, float scale, int keys, const int32_t* first, const int32_t* last,
                   float* factors) {
   for (int group = 0; group < kGroups; ++group) {
@@ -172,13 +167,17 @@ static void attend(const Job* job, int block) {
   const int rows = least(kQueries, p->queries - start), width = p->width;
   const int from = first_key(p, start), to = most(from, last_key(p, start + rows - 1));
   const int keys = to - from;
-  const int64_t per_query = (int64_t)p->heads * width, per_key = (int64_t)p->key_heads * width;
-  const float* q = head_of(p->q, text, p->queries, head, p->heads, width) + start * per_query;
-  float* out = head_of(p->out, text, p->queries, head, p->heads, width) + start * per_query;
-  const float* k = head_of(p->k, text, p->keys, key_head, p->key_heads, width) + from * per_key;
-  const float* v = head_of(p->v, text, p->keys, key_head, p->key_heads, width) + from * per_key;
+  const Matrix of_queries = head_of(p->q, text, p->queries, head, p->heads, width);
+  const Matrix of_keys = head_of(p->k, text, p->keys, key_head, p->key_heads, width);
+  const int64_t per_query = of_queries.stride, per_key = of_keys.stride;
+  const float* q = of_queries.data + start * per_query;
+  const float* k = of_keys.data + from * per_key;
+  // Values lie as keys do, and results as queries.
+  const float* v = p->v + (k - p->k);
+  float* out = p->out + (q - p->q);
   float* turned = malloc(((size_t)2 * width + keys) * kQueries * sizeof(float));
   if (turned == NULL) {
+    // A block cannot end the call with an error: without memory the result is no number.
     for (int i = 0; i < rows; ++i)
       for (int j = 0; j < width; ++j) out[i * per_query + j] = NAN;
     return;
@@ -203,14 +202,7 @@ static void attend(const Job* job, int block) {
   free(turned);
 }
 
-// Devices of this process, which share its threads.
-static int devices = 1;
-
 void jaxformer_set_devices(int number) { devices = number; }
-
-// To hand fewer operations to another thread costs more than it saves. Where devices compute at the
-// same time, each takes its share of the threads, until a call is so long that one may wait for it.
-static const double kFewestOperations = 1e6, kFewestForAllThreads = 6e7;
 
 XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) {
   if (answers_question(frame)) return NULL;
@@ -234,9 +226,6 @@ XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) {
   p->blocks = (p->queries + kQueries - 1) / kQueries;
   p->job.count = (int)q->dims[0] * p->heads * p->blocks;
   const double pairs = (double)q->dims[0] * p->heads * p->queries * p->keys;
-  const double operations = 4 * pairs * p->width;
-  int threads = pool_threads(frame);
-  if (operations < kFewestForAllThreads) threads /= devices;
-  finish(&p->job, frame, operations < kFewestOperations ? 1 : most(1, threads));
+  finish(&p->job, frame, share_of_threads(frame, 4 * pairs * p->width));
   return NULL;
 }

@@ -4,13 +4,11 @@ A C compiler builds it for this processor (``attention_call.c``).
 """
 
 import functools
-import os
 
 import jax
 
 from jaxformer.hardware import custom_calls
 from jaxformer.hardware.custom_calls import UnavailableError
-from jaxformer.hardware.row_products import OFF, SWITCH
 
 ATTENTION = "jaxformer_attention"
 NAME, OPTIONS = "attention_call", ("-O3", "-march=native", "-ffp-contract=fast")
@@ -21,7 +19,7 @@ LANES = 16
 @functools.cache
 def is_known() -> bool:
     """Returns whether the custom call ``ATTENTION`` can be used, and makes it known to XLA."""
-    if os.environ.get(SWITCH) == OFF:
+    if custom_calls.are_off():
         return False
     try:
         library = custom_calls.load(NAME, OPTIONS)

@@ -16,6 +16,12 @@ typedef struct {
   int stride;
 } Matrix;
 
+// Where the matrix (tokens, width) of a head begins in an array (texts, tokens, heads, width).
+static inline Matrix head_of(float* array, int text, int tokens, int head, int heads, int width) {
+  const Matrix found = {array + ((int64_t)text * tokens * heads + head) * width, heads * width};
+  return found;
+}
+
 // What threads do together: they take blocks one after the other. The thread that waits for them
 // takes blocks too, so that it never waits for one that nobody computes.
 typedef struct Job {
@@ -57,6 +63,22 @@ static int pool_threads(const XLA_FFI_CallFrame* frame) {
   // Without a pool the calling thread computes alone.
   if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_NumThreads(&arguments))) return 1;
   return threads < 1 ? 1 : (int)threads;
+}
+
+// Devices of this process, which share its threads.
+static int devices = 1;
+
+// To hand a product of fewer operations to another thread costs more than it saves. Where devices
+// compute at the same time, each takes its share of the threads, until a product is so long that
+// one of them may wait for it.
+static const double kFewestOperations = 1e6, kFewestForAllThreads = 6e7;
+
+// Returns on how many threads so many operations are best computed.
+static inline int share_of_threads(const XLA_FFI_CallFrame* frame, double operations) {
+  if (operations < kFewestOperations) return 1;
+  const int threads = pool_threads(frame);
+  const int share = operations < kFewestForAllThreads ? threads / devices : threads;
+  return share < 1 ? 1 : share;
 }
 
 // Computes all blocks on so many threads, and frees the job.

@@ -19,12 +19,19 @@ FOLDER = Path(__file__).parent
 SHARED = FOLDER / "custom_calls.h"
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-std=c11", "-fPIC", "-shared")
+# An environment variable, which turns off those of jaxformer's own.
+SWITCH, OFF = "JAXFORMER_CUSTOM_CALLS", "off"
 # In seconds. It takes half of one.
 LONGEST_BUILD = 60
 
 
 class UnavailableError(Exception):
     """Custom calls cannot be used here; the message says why."""
+
+
+def are_off() -> bool:
+    """Returns whether the user has turned off the products and the attention of jaxformer's own."""
+    return os.environ.get(SWITCH) == OFF
 
 
 def load(name: str, options: Sequence[str]) -> ctypes.CDLL:

@@ -4,7 +4,6 @@ A C compiler builds them for this processor (``few_row_products.c``).
 """
 
 import functools
-import os
 
 from jaxformer.hardware import custom_calls
 from jaxformer.hardware.custom_calls import UnavailableError
@@ -24,14 +23,11 @@ OTHERS_OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast")
 # For AMD's processors GCC leaves some of them two, so that a sum depended on the shape around it.
 OPTIONS = (*OTHERS_OPTIONS, "--param=avoid-fma-max-bits=0")
 
-# An environment variable, which turns them off.
-SWITCH, OFF = "JAXFORMER_CUSTOM_CALLS", "off"
-
 
 @functools.cache
 def are_known() -> bool:
     """Returns whether the custom calls of ``TARGETS`` can be used, and makes them known to XLA."""
-    if os.environ.get(SWITCH) == OFF:
+    if custom_calls.are_off():
         return False
     # Other compilers, and old ones, do not know GCC's last option.
     for options in (OPTIONS, OTHERS_OPTIONS):

@@ -16,29 +16,14 @@ typedef int SetThreads(int);
 static Sgemm* sgemm;
 static SetThreads* set_threads;
 
-// Devices of this process, which share its threads.
-static int devices = 1;
-
 void jaxformer_set_up(Sgemm* product, SetThreads* threads, int number_of_devices) {
   sgemm = product;
   set_threads = threads;
   devices = number_of_devices;
 }
 
-// To hand a product of fewer operations to another thread costs more than it saves. Where devices
-// compute at the same time, each takes its share of the threads, until a product is so long that
-// one of them may wait for it.
-static const double kFewestOperations = 1e6, kFewestForAllThreads = 6e7;
 // A multiple of the numbers in a register.
 static const int kBlockStep = 16;
-
-// Returns on how many threads so many operations are best computed.
-static int count_threads(const XLA_FFI_CallFrame* frame, double operations) {
-  if (operations < kFewestOperations) return 1;
-  const int threads = pool_threads(frame);
-  const int share = operations < kFewestForAllThreads ? threads / devices : threads;
-  return share < 1 ? 1 : share;
-}
 
 // c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
 static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
@@ -100,12 +85,6 @@ typedef struct {
   // Of the tokens that have keys, the first so many are used.
   int texts, queries, keys, tokens, heads, key_heads, width;
 } Heads;
-
-// Where the matrix (tokens, width) of a head begins in an array (texts, tokens, heads, width).
-static Matrix head_of(float* array, int text, int tokens, int head, int heads, int width) {
-  const Matrix found = {array + ((int64_t)text * tokens * heads + head) * width, heads * width};
-  return found;
-}
 
 static void compute_head(const Job* job, int block) {
   const Heads* p = (const Heads*)job;
@@ -195,7 +174,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
   p->inner = (int)a->dims[transpose_a ? 0 : 1];
   p->transpose_a = transpose_a;
   p->transpose_b = transpose_b;
-  const int threads = count_threads(frame, 2.0 * p->rows * p->columns * p->inner);
+  const int threads = share_of_threads(frame, 2.0 * p->rows * p->columns * p->inner);
   cut(p, threads);
   finish(&p->job, frame, threads);
   return NULL;
@@ -224,7 +203,7 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   p->width = (int)per_key->dims[3];
   p->job.count = p->texts * p->key_heads;
   const double pairs = (double)p->texts * p->heads * p->queries * p->keys;
-  finish(&p->job, frame, count_threads(frame, 2 * pairs * p->width));
+  finish(&p->job, frame, share_of_threads(frame, 2 * pairs * p->width));
   return NULL;
 }
 
@@ -245,7 +224,7 @@ static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form
   p->a_width = (int)a->dims[1];
   p->columns = (int)c->dims[c->rank - 1];
   const int groups = (int)first->dims[0] - 1;
-  const int threads = count_threads(frame, 2.0 * a->dims[0] * p->a_width * p->columns);
+  const int threads = share_of_threads(frame, 2.0 * a->dims[0] * p->a_width * p->columns);
   cut_evenly(p->columns, threads, &p->width, &p->parts);
   p->job.count = groups * p->parts;
   if (form != kGroupedMatrices) {

@@ -3,8 +3,15 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 
+from jaxformer.config import TransformerLMConfig
+from jaxformer.parameters import get_parameters
+from jaxformer.porting.dialects import find_dialect
+from jaxformer.porting.formats.arrays import to_stored_tensors
+from jaxformer.porting.mapping.plans import plan_export
 from jaxformer.porting.mapping.rules import TILE, contiguous, copy_into
+from jaxformer.transformer_lm import TransformerLM
 
 
 def numbers(*shape, dtype=np.float32):
@@ -38,3 +45,21 @@ def test_a_copy_has_the_numbers_of_its_array(name):
 def test_nothing_is_cast_or_repeated_by_a_copy(shape, dtype):
     with pytest.raises(ValueError, match="the array must have shape and dtype"):
         copy_into(np.empty((3, 4), np.float32), np.ones(shape, dtype))
+
+
+@pytest.mark.parametrize("dialect", ["torch_ref", "jaxformer"])
+def test_what_is_read_may_be_written_to(dialect):
+    """Conversions see views of what is in memory; whoever reads an array owns it."""
+    model = TransformerLM(
+        TransformerLMConfig(vocab_size=5, context_length=4, d_model=8, num_layers=1, num_heads=2),
+        rngs=nnx.Rngs(0),
+    )
+    arrays = {name: np.array(array) for name, array in get_parameters(model).items()}
+    kept = {name: array.copy() for name, array in arrays.items()}
+    plan = plan_export(model, to_stored_tensors(arrays), find_dialect(dialect))
+    for name in arrays.keys() & plan.tensors.keys():
+        assert not np.shares_memory(plan.tensors[name].read(), arrays[name])
+    for tensor in plan.tensors.values():
+        tensor.read()[...] = 7
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, kept[name])
