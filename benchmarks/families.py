@@ -178,7 +178,7 @@ def _jax_step(family: Family) -> Callable[[int], float]:
     from jaxformer.parameters import split
     from jaxformer.train_step import TrainState
     from jaxformer.training.parallel import PmapStrategy, StepSpec
-    from jaxformer.training.product_choice import is_torch_faster
+    from jaxformer.training.product_choice import fastest_library
 
     config = family.candidate.config
     definition, parameters = split(family.candidate)
@@ -196,7 +196,7 @@ def _jax_step(family: Family) -> Callable[[int], float]:
         definition=definition, shapes=shapes, optimizer=optimizer, seed=0,
         batch_size=family.rows, context_length=family.length, uses_dropout=False,
         row="pairs" if family.source_length else "ids", source_length=family.source_length,
-        has_torch_products=is_torch_faster(*shape, devices),
+        products=fastest_library(*shape, devices),
     )  # fmt: skip
     parallel = PmapStrategy(spec, devices)
     # Copies, as steps write over their state.

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxformer.execution import few_rows, torch_products
+from jaxformer.execution import called_products, few_rows
 from jaxformer.execution.gpu_shapes import add_bias, fill_rows, row_product, take_rows
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
@@ -65,12 +65,13 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Returns ``x``, of any leading shape, projected; in the dtype of x and of the kernel."""
         rows, kernel = jnp.reshape(x, (-1, x.shape[-1])), self.kernel[...]
+        library = called_products.wanted_library(rows, kernel)
         if self.kernel_OI is not None and few_rows.takes_copies(len(rows)):
             y = few_rows.product(rows, self.kernel_OI)
         elif self.uses_custom_call and few_rows.fits_call(rows):
             y = few_rows.call_product(rows, kernel)
-        elif len(rows) >= torch_products.FEWEST_ROWS and torch_products.are_wanted(rows, kernel):
-            y = torch_products.product(rows, kernel)
+        elif library is not None and len(rows) >= called_products.FEWEST_ROWS:
+            y = called_products.product(library, rows, kernel)
         else:
             y = row_product(rows, kernel)
         return self.finish(y, x.shape[:-1])

@@ -1,7 +1,7 @@
 """The two products of attention, q kᵀ and weights · v, in the layout that is fastest.
 
 XLA has its products one after the other along a first dimension, so heads are brought there by
-copies. torch's take the distance between the rows of a head, and copy nothing.
+copies. Custom calls take the distance between the rows of a head, and copy nothing.
 """
 
 import abc
@@ -9,7 +9,8 @@ import abc
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.execution import few_rows, torch_products
+from jaxformer.execution import called_products, few_rows
+from jaxformer.hardware.matrix_products import Library
 
 
 class AttentionProducts(abc.ABC):
@@ -42,8 +43,9 @@ def attention_products(
     v_BSKH: Float[Array, "B S K _"],
 ) -> AttentionProducts:
     """Returns the products of queries, keys and values."""
-    if torch_products.are_wanted(q_BTNH, k_BSKH, v_BSKH):
-        return _HeadProducts(q_BTNH, k_BSKH, v_BSKH)
+    library = called_products.wanted_library(q_BTNH, k_BSKH, v_BSKH)
+    if library is not None:
+        return _HeadProducts(library, q_BTNH, k_BSKH, v_BSKH)
     if few_rows.fit_head_calls(q_BTNH, k_BSKH, v_BSKH):
         return _CalledProducts(q_BTNH, k_BSKH, v_BSKH)
     return _RowProducts(q_BTNH, k_BSKH, v_BSKH)
@@ -96,18 +98,21 @@ class _CalledProducts(_RowProducts):
 
 
 class _HeadProducts(AttentionProducts):
-    """Those of torch's library."""
+    """Those of a library's custom calls."""
 
-    def __init__(self, q_BTNH: Array, k_BSKH: Array, v_BSKH: Array):
+    def __init__(self, library: Library, q_BTNH: Array, k_BSKH: Array, v_BSKH: Array):
+        self._library: Library = library
         self._q_BTNH, self._k_BSKH, self._v_BSKH = q_BTNH, k_BSKH, v_BSKH
 
     def scores(self, rows: slice, columns: slice) -> Float[Array, "B N t s"]:
         k_BSKH = self._k_BSKH[:, columns.start :]
         keys = columns.stop - columns.start
-        return torch_products.scores(self._q_BTNH[:, rows], k_BSKH, keys)
+        return called_products.scores(self._library, self._q_BTNH[:, rows], k_BSKH, keys)
 
     def outputs(self, weights_BNTS: Float[Array, "B N t s"], columns: slice) -> Array:
-        return torch_products.weighted(weights_BNTS, self._v_BSKH[:, columns.start :])
+        return called_products.weighted(
+            self._library, weights_BNTS, self._v_BSKH[:, columns.start :]
+        )
 
     def join(self, outputs: list[Array]) -> Float[Array, "B T N H"]:
         return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1)

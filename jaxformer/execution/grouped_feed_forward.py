@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.execution import torch_products
+from jaxformer.execution import called_products
 from jaxformer.execution.grouped_products import (
     Block,
     block_sizes,
@@ -53,10 +53,13 @@ def grouped_feed_forward(
         activate: makes the hidden activations of both products. Layers that have equal ones are
             traced once.
     """
-    if torch_products.are_wanted(x, *kernels) and not jax.tree.leaves(biases):
-        first = first_rows(groups, len(kernels.gate))
-        gate, up = (torch_products.grouped(x, kernel, first) for kernel in kernels[:2])
-        return torch_products.grouped(activate(gate, up, biases, keep), kernels.down, first)
+    library = called_products.wanted_library(x, *kernels)
+    if library is not None and not jax.tree.leaves(biases):
+        multiply = functools.partial(
+            called_products.grouped, library, first=first_rows(groups, len(kernels.gate))
+        )
+        gate, up = multiply(x, kernels.gate), multiply(x, kernels.up)
+        return multiply(activate(gate, up, biases, keep), kernels.down)
     return _by_blocks(x, kernels, biases, keep, groups, activate)
 
 

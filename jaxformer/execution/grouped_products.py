@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
-from jaxformer.execution import torch_products
+from jaxformer.execution import called_products
 
 # The largest block holds half as many rows again as a group has on average, and at most as many: a
 # product of so many loses nothing to a larger one.
@@ -163,8 +163,9 @@ def grouped_product(
         groups: the group of each row, ascending in [0, E). A row of group E is of none: what it
             gets means nothing, and a gradient of it must be zero.
     """
-    if torch_products.are_wanted(x, kernel):
-        return torch_products.grouped(x, kernel, first_rows(groups, len(kernel)))
+    library = called_products.wanted_library(x, kernel)
+    if library is not None:
+        return called_products.grouped(library, x, kernel, first_rows(groups, len(kernel)))
     return _product(x, kernel, groups, block_sizes(x.shape[0], kernel.shape[0]))
 
 

@@ -9,13 +9,13 @@ import jax
 
 from jaxformer.execution.scopes import check_known, set_within
 from jaxformer.execution.sharding import current_layout
-from jaxformer.hardware.torch_library import MATRIX_TARGETS
+from jaxformer.hardware.matrix_products import MATRIX_TARGETS
 
 Rematerialization = Literal["none", "dots", "full"]
 
 
 def _are_products(primitive: Any, *arguments: Any, **parameters: Any) -> bool:
-    """Keeps the products with weight matrices, those that ``torch_products`` computes too."""
+    """Keeps the products with weight matrices, those that ``called_products`` computes too."""
     if primitive.name == "ffi_call":
         return bool(parameters["target_name"] in MATRIX_TARGETS)
     return bool(

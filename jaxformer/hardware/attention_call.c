@@ -8,23 +8,12 @@
 #include <math.h>
 
 #include "custom_calls.h"
+#include "tiles.h"
 
-// Numbers in a register. The rows and registers of a tile of a product fill most of the others.
-#ifdef __AVX512F__
-enum { kLanes = 16, kTileRows = 6, kTileVectors = 4 };
-#else
-enum { kLanes = 8, kTileRows = 6, kTileVectors = 2 };
-#endif
 // Queries of a block.
 enum { kQueries = 64, kGroups = kQueries / kLanes };
 
-// Unaligned, as XLA's arrays and the heads in them may be.
-typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-
-static inline Vector load(const float* from) { return *(const Vector*)from; }
-static inline void store(float* to, Vector x) { *(Vector*)to = x; }
-static inline Vector spread(float x) { return x - (Vector){0}; }
 
 // Returns a where the mask has ones, and b where it has zeros.
 static inline Vector choose(Integers mask, Vector a, Vector b) {
@@ -34,48 +23,14 @@ static inline Vector choose(Integers mask, Vector a, Vector b) {
 // Returns the larger of each pair; b where one is no number.
 static inline Vector larger(Vector a, Vector b) { return choose(a > b, a, b); }
 
-// A factor of a product: where it begins, and how far apart its numbers are from row to row, and
-// along the sum.
-typedef struct {
-  const float* data;
-  int64_t per_row, per_term;
-} Factor;
-
-// Computes so many rows and vectors of c = a b, where b has its numbers side by side along a row.
-static inline __attribute__((always_inline)) void multiply_tile(
-    Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride, int terms, int rows,
-    int vectors) {
-  Vector sums[kTileRows][kTileVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 8
-    for (int j = 0; j < vectors; ++j) sums[i][j] = spread(0);
-  for (int t = 0; t < terms; ++t) {
-    Vector right[kTileVectors];
-#pragma GCC unroll 8
-    for (int j = 0; j < vectors; ++j) right[j] = load(b + t * b_per_term + j * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; ++i) {
-      const Vector left = spread(a.data[i * a.per_row + t * a.per_term]);
-#pragma GCC unroll 8
-      for (int j = 0; j < vectors; ++j) sums[i][j] += left * right[j];
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 8
-    for (int j = 0; j < vectors; ++j) store(c + i * c_stride + j * kLanes, sums[i][j]);
-}
-
 // Computes some rows of c = a b; the width is a multiple of kLanes.
-static inline __attribute__((always_inline)) void multiply_rows(
-    Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride, int width, int terms,
-    int rows) {
+INLINE void multiply_rows(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                          int width, int terms, int rows) {
   int at = 0;
   for (; at + kTileVectors * kLanes <= width; at += kTileVectors * kLanes)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors);
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors, false);
   for (; at < width; at += kLanes)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1);
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1, false);
 }
 
 static void multiply(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
@@ -201,8 +156,6 @@ static void attend(const Job* job, int block) {
     for (int j = 0; j < width; ++j) out[i * per_query + j] = sums[i * width + j] * factors[i];
   free(turned);
 }
-
-void jaxformer_set_devices(int number) { devices = number; }
 
 XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) {
   if (answers_question(frame)) return NULL;

@@ -8,10 +8,10 @@ import functools
 import jax
 
 from jaxformer.hardware import custom_calls
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 
 ATTENTION = "jaxformer_attention"
-NAME, OPTIONS = "attention_call", ("-O3", "-march=native", "-ffp-contract=fast")
+NAME = "attention_call"
 # The width of a head is a multiple of this, the most numbers that fill a register.
 LANES = 16
 
@@ -22,9 +22,9 @@ def is_known() -> bool:
     if custom_calls.are_off():
         return False
     try:
-        library = custom_calls.load(NAME, OPTIONS)
+        library = custom_calls.load(NAME, FAST_OPTIONS)
     except UnavailableError:
         return False
     library.jaxformer_set_devices(jax.local_device_count("cpu"))
-    custom_calls.register(library, (ATTENTION,))
+    custom_calls.register(library, {ATTENTION: ATTENTION})
     return True

@@ -68,6 +68,8 @@ static int pool_threads(const XLA_FFI_CallFrame* frame) {
 // Devices of this process, which share its threads.
 static int devices = 1;
 
+void jaxformer_set_devices(int number) { devices = number; }
+
 // To hand a product of fewer operations to another thread costs more than it saves. Where devices
 // compute at the same time, each takes its share of the threads, until a product is so long that
 // one of them may wait for it.

@@ -1,11 +1,12 @@
 """Builds the custom calls of XLA that are written in C, once for a machine, and loads them."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from jaxformer.hardware.processor import processor_kind
 from jaxformer.hardware.user_folders import is_private, user_cache
 
 FOLDER = Path(__file__).parent
-# What every source includes.
-SHARED = FOLDER / "custom_calls.h"
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-std=c11", "-fPIC", "-shared")
+# For this processor, with a product and a sum as one instruction. For AMD's processors GCC leaves
+# some of them two, so that a sum depended on the shape around it. Other compilers, and old ones, do
+# not know GCC's last option.
+_FAST = ("-O3", "-march=native", "-ffp-contract=fast")
+FAST_OPTIONS = ((*_FAST, "--param=avoid-fma-max-bits=0"), _FAST)
 # An environment variable, which turns off those of jaxformer's own.
 SWITCH, OFF = "JAXFORMER_CUSTOM_CALLS", "off"
 # In seconds. It takes half of one.
@@ -34,44 +38,59 @@ def are_off() -> bool:
     return os.environ.get(SWITCH) == OFF
 
 
-def load(name: str, options: Sequence[str]) -> ctypes.CDLL:
+def load(name: str, options: Sequence[Sequence[str]]) -> ctypes.CDLL:
     """Returns a library, which a C compiler builds where the user's cache has none.
 
     Args:
         name: of its source beside this file, without ``.c``.
-        options: of the compiler, which may be to build for this processor alone.
+        options: of the compiler, which may be to build for this processor alone. Those are taken
+            first that stand first, others where the compiler fails.
 
     Raises:
         UnavailableError: there is no compiler, it fails, or others could write to the cache.
     """
+    *better, last = options
+    for some in better:
+        with contextlib.suppress(UnavailableError):
+            return _load(name, some)
+    return _load(name, last)
+
+
+def _load(name: str, options: Sequence[str]) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(_build(name, options)))
     except OSError as error:
         raise UnavailableError(f"what was built cannot be loaded: {error}") from error
 
 
-def check(name: str, options: Sequence[str]) -> None:
+def check(name: str, options: Sequence[Sequence[str]]) -> None:
     """Checks that a library is built, or that there is a C compiler, which it does not wait for.
 
     Raises:
         UnavailableError: there is neither.
     """
     # Unlike Path.exists, this says no where the cache cannot be looked into.
-    if not os.path.exists(_path(name, options)):
+    if not any(os.path.exists(_path(name, some)) for some in options):
         _compiler()
 
 
-def register(library: ctypes.CDLL, targets: Sequence[str]) -> None:
-    """Makes functions of a library known to XLA, for CPUs, by their names."""
-    for target in targets:
-        call = jax.ffi.pycapsule(getattr(library, target))
+def register(library: ctypes.CDLL, functions: Mapping[str, str]) -> None:
+    """Makes functions of a library known to XLA, for CPUs.
+
+    Args:
+        library: that has them.
+        functions: their names in the library, by those that XLA knows them by.
+    """
+    for target, function in functions.items():
+        call = jax.ffi.pycapsule(getattr(library, function))
         jax.ffi.register_ffi_target(target, call, platform="cpu")
 
 
 def _path(name: str, options: Sequence[str]) -> Path:
     """Returns where a library is once it is built."""
     known = [metadata.version("jaxlib"), processor_kind(), *OPTIONS, *options]
-    contents = [_source(name).read_bytes(), SHARED.read_bytes(), *map(str.encode, known)]
+    sources = _source(name), *sorted(FOLDER.glob("*.h"))
+    contents = [path.read_bytes() for path in sources] + list(map(str.encode, known))
     digest = hashlib.sha256(bytes(1).join(contents)).hexdigest()
     return user_cache() / "custom_calls" / f"{name}-{digest[:16]}.so"
 

@@ -6,7 +6,7 @@ A C compiler builds them for this processor (``few_row_products.c``).
 import functools
 
 from jaxformer.hardware import custom_calls
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 
 # With a matrix; with one whose rows are outputs, in float32 and in narrower dtypes; with the matrix
 # of each row's group; and of pairs of matrices, the second as it is or with its rows as outputs.
@@ -18,10 +18,6 @@ TARGETS = (
     PRODUCT, BY_TRANSPOSED, BY_TRANSPOSED_BFLOAT16, BY_TRANSPOSED_INT8, GROUPED,
     PAIRS, PAIRS_BY_TRANSPOSED,
 )  # fmt: skip
-# The last one makes a product and a sum one instruction, whatever the compiler does by default.
-OTHERS_OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast")
-# For AMD's processors GCC leaves some of them two, so that a sum depended on the shape around it.
-OPTIONS = (*OTHERS_OPTIONS, "--param=avoid-fma-max-bits=0")
 
 
 @functools.cache
@@ -29,11 +25,9 @@ def are_known() -> bool:
     """Returns whether the custom calls of ``TARGETS`` can be used, and makes them known to XLA."""
     if custom_calls.are_off():
         return False
-    # Other compilers, and old ones, do not know GCC's last option.
-    for options in (OPTIONS, OTHERS_OPTIONS):
-        try:
-            custom_calls.register(custom_calls.load("few_row_products", options), TARGETS)
-        except UnavailableError:
-            continue
-        return True
-    return False
+    try:
+        library = custom_calls.load("few_row_products", FAST_OPTIONS)
+    except UnavailableError:
+        return False
+    custom_calls.register(library, {name: name for name in TARGETS})
+    return True

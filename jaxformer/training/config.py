@@ -90,10 +90,10 @@ class TrainConfig:
     """Run the blocks by one loop, so that a deep model compiles as fast as a shallow one."""
     attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
     """What computes attention: the fastest that can, or the one named."""
-    products: Literal["auto", "xla", "torch"] = "auto"
-    """What computes products with the model's matrices on a CPU: XLA, the library that torch brings
-    along (it must be installed, and a C compiler), or the faster one, which is measured once. A
-    resumed run keeps what it began with."""
+    products: Literal["auto", "xla", "jaxformer", "torch"] = "auto"
+    """What computes products with the model's matrices on a CPU: XLA, jaxformer's own code (needs a
+    C compiler), the library that torch brings along (needs torch too), or the fastest of them,
+    which is measured once. A resumed run keeps what it began with."""
     devices: int | None = None
     """How many devices of each process to use; default all."""
     strategy: Literal["pmap", "mesh"] = "pmap"
@@ -153,8 +153,10 @@ class TrainConfig:
                 "attention_kernel must be auto, plain, cudnn or splash: got "
                 f"{self.attention_kernel!r}"
             )
-        if self.products not in ("auto", "xla", "torch"):
-            raise ValueError(f"products must be auto, xla or torch: got {self.products!r}")
+        if self.products not in ("auto", "xla", "jaxformer", "torch"):
+            raise ValueError(
+                f"products must be auto, xla, jaxformer or torch: got {self.products!r}"
+            )
         if self.model.head.head == "none":
             raise ValueError("training needs a model with a head: got head='none'")
         if self.batch_size % self.accumulation:

@@ -1,4 +1,4 @@
-"""Measures which products are faster on this machine, XLA's or torch's, and keeps the answer."""
+"""Measures whose products are the fastest on this machine, and keeps the answer."""
 
 import concurrent.futures
 import contextlib
@@ -6,7 +6,7 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,38 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxformer.execution.torch_products import product
+from jaxformer.execution.called_products import product
 from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.matrix_products import (
+    LIBRARIES,
+    Library,
+    check_products,
+    register_products,
+)
 from jaxformer.hardware.processor import processor_kind
-from jaxformer.hardware.torch_library import check_products, register_products, torch_version
+from jaxformer.hardware.torch_library import torch_version
 from jaxformer.hardware.user_folders import user_cache
 from jaxformer.storage.durable_files import atomic_write_text
 
-# How much faster torch's must be: below, a run gains too little to leave what XLA computes itself.
+# How much faster than XLA's others must be: below, a run gains too little to leave XLA's.
 LEAST_GAIN = 1.05
-# Both are measured in turn for so many seconds in all, and the fastest turn of each counts.
+# All are measured in turn for so many seconds in all, and the fastest turn of each counts.
 SECONDS, FEWEST_TURNS = 0.3, 5
-# No more are made once half of the turns of one are so much faster than the fastest of the other:
-# whatever else the machine does makes turns longer, and none shorter.
+# One is left out once half of its turns are so much slower than the fastest of another: whatever
+# else the machine does makes turns longer, and none shorter.
 CLEAR_GAIN, CLEAR_TURNS = 1.2, 3
 # Larger products are as much faster, and would take long to measure, and memory: R, D and F.
 LARGEST_SHAPE = 2048, 1024, 4096
 # Products of a feed-forward in a turn, so that a turn is longer than what starts it.
 OPERATIONS_IN_TURN = 1e9
+# How many times as fast as XLA's the products of each library are.
+Gains = Mapping[Library, float]
 
 
-def is_torch_faster(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]) -> bool:
-    """Returns whether torch's products are faster for a feed-forward, and known to XLA.
+def fastest_library(
+    rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]
+) -> Library | None:
+    """Returns whose products are the fastest for a feed-forward, known to XLA; None for XLA's own.
 
     It is measured, forward and backward, once for each kind of processor, versions and shape, and
     kept in the user's cache. A machine that is busy meanwhile may answer otherwise than a quiet
@@ -50,88 +60,109 @@ def is_torch_faster(rows: int, inputs: int, outputs: int, devices: Sequence[jax.
         outputs: of its first matrix, F.
         devices: CPU devices, which compute at the same time.
     """
+    available = [library for library in LIBRARIES if _is_available(library)]
+    if not available:
+        return None
+    gains = _gains_here(available, (rows, inputs, outputs), devices)
+    fastest = max(gains, key=lambda library: gains[library], default=None)
+    if fastest is None or gains[fastest] < LEAST_GAIN or not _is_registered(fastest):
+        return None
+    return fastest
+
+
+def _is_available(library: Library) -> bool:
     try:
-        if _gain_here(rows, inputs, outputs, devices) < LEAST_GAIN:
-            return False
-        register_products()
+        check_products(library)
     except UnavailableError:
         return False
     return True
 
 
-def _gain_here(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]) -> float:
-    """Returns ``_gain``, measured now or before.
+def _is_registered(library: Library) -> bool:
+    try:
+        register_products(library)
+    except UnavailableError:
+        return False
+    return True
 
-    Raises:
-        UnavailableError: torch's products cannot be used here.
-    """
-    versions = metadata.version("jaxlib"), torch_version()
-    rows, inputs, outputs = map(min, (rows, inputs, outputs), LARGEST_SHAPE)
-    key = " ".join(map(str, (processor_kind(), *versions, rows, inputs, outputs, len(devices))))
+
+def _gains_here(
+    libraries: Sequence[Library], shape: tuple[int, int, int], devices: Sequence[jax.Device]
+) -> Gains:
+    """Returns ``_measure_gains``, measured now or before."""
+    versions = [metadata.version("jaxlib"), metadata.version("jaxformer"), *libraries]
+    versions += [torch_version()] if "torch" in libraries else []
+    rows, inputs, outputs = map(min, shape, LARGEST_SHAPE)
+    shape = rows, inputs, outputs
+    key = " ".join(map(str, (processor_kind(), *versions, *shape, len(devices))))
     path = user_cache() / "products.json"
     known = _read(path)
     if key not in known:
-        known = {**_read(path), key: round(_gain(rows, inputs, outputs, devices), 3)}
+        known = {**_read(path), key: _measure_gains(libraries, shape, devices)}
         _write(path, known)
     return known[key]
 
 
-def _read(path: Path) -> dict[str, float]:
+def _read(path: Path) -> dict[str, Gains]:
     """Returns the gains that were measured before; none where the file is missing or damaged."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     items = known.items() if isinstance(known, dict) else ()
-    return {name: gain for name, gain in items if isinstance(gain, float)}
+    return {key: gains for key, gains in items if _are_gains(gains)}
 
 
-def _write(path: Path, known: dict[str, float]) -> None:
+def _are_gains(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        library in LIBRARIES and isinstance(gain, float) for library, gain in found.items()
+    )
+
+
+def _write(path: Path, known: Mapping[str, Gains]) -> None:
     """Keeps them, where the cache can be written to; else they are measured again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(path, json.dumps(known, indent=1))
 
 
-def _gain(rows: int, inputs: int, outputs: int, devices: Sequence[jax.Device]) -> float:
-    """Returns XLA's time for a feed-forward divided by that of torch's products.
-
-    Raises:
-        UnavailableError: torch's products cannot be used here.
-    """
-    turns = max(1, round(OPERATIONS_IN_TURN / (12 * rows * inputs * outputs * len(devices))))
-    prepare = functools.partial(
-        _timed_call, turns=turns, shape=(rows, inputs, outputs), devices=devices
-    )
-    check_products()
-    # XLA's is compiled while a C compiler builds what calls torch's.
+def _measure_gains(
+    libraries: Sequence[Library], shape: tuple[int, int, int], devices: Sequence[jax.Device]
+) -> Gains:
+    """Returns XLA's time for a feed-forward divided by that of each library that can be used."""
+    turns = max(1, round(OPERATIONS_IN_TURN / (12 * np.prod(shape) * len(devices))))
+    prepare = functools.partial(_timed_call, turns=turns, shape=shape, devices=devices)
+    # XLA's is compiled while a C compiler builds the others.
     thread = concurrent.futures.ThreadPoolExecutor(1, "products")
     call_of_xla = thread.submit(prepare, jnp.matmul)
     thread.shutdown(wait=False)
-    register_products()
-    call_of_torch = prepare(product)
-    return _time_in_turn(call_of_xla.result(), call_of_torch)
+    calls = {
+        library: prepare(functools.partial(product, library))
+        for library in libraries
+        if _is_registered(library)
+    }
+    seconds = _time_in_turn({None: call_of_xla.result(), **calls})
+    return {library: round(seconds[None] / seconds[library], 3) for library in calls}
 
 
-def _time_in_turn(call_of_xla: Callable[[], Any], call_of_torch: Callable[[], Any]) -> float:
-    """Returns the time of the fastest call of XLA's divided by that of torch's."""
-    of_xla: list[float] = []
-    of_torch: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while len(of_xla) < FEWEST_TURNS or time.perf_counter() < end:
-        for call, seconds in ((call_of_xla, of_xla), (call_of_torch, of_torch)):
+def _time_in_turn(calls: Mapping[Any, Callable[[], Any]]) -> dict[Any, float]:
+    """Returns the time of the fastest call of each; until it is clear which are not the fastest."""
+    seconds: dict[Any, list[float]] = {name: [] for name in calls}
+    left, turns, end = list(calls), 0, time.perf_counter() + SECONDS
+    while len(left) > 1 and (turns < FEWEST_TURNS or time.perf_counter() < end):
+        for name in left:
             begin = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - begin)
-        if len(of_xla) >= CLEAR_TURNS and (
-            _is_clearly_faster(of_xla, of_torch) or _is_clearly_faster(of_torch, of_xla)
-        ):
-            break
-    return min(of_xla) / min(of_torch)
+            calls[name]()
+            seconds[name].append(time.perf_counter() - begin)
+        turns += 1
+        if turns >= CLEAR_TURNS:
+            left = [name for name in left if not _is_clearly_slower(name, seconds)]
+    return {name: min(found) for name, found in seconds.items()}
 
 
-def _is_clearly_faster(seconds: Sequence[float], of_other: Sequence[float]) -> bool:
-    return statistics.median(seconds) * CLEAR_GAIN < min(of_other)
+def _is_clearly_slower(name: Any, seconds: Mapping[Any, Sequence[float]]) -> bool:
+    fastest = min(seconds[name])
+    return any(statistics.median(found) * CLEAR_GAIN < fastest for found in seconds.values())
 
 
 def _timed_call(

@@ -1,4 +1,4 @@
-"""Which library computes the products of a run on a CPU: XLA's, or torch's where it is faster."""
+"""Which library computes the products of a run on a CPU: XLA's, jaxformer's or torch's."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import jax
 from jaxformer.errors import Setting, UsageError
 from jaxformer.execution.cores import count_cores
 from jaxformer.hardware.custom_calls import UnavailableError
-from jaxformer.hardware.torch_library import register_products
+from jaxformer.hardware.matrix_products import Library, named_library, register_products
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.product_choice import is_torch_faster
+from jaxformer.training.product_choice import fastest_library
 
 # Of a product in a feed-forward. A run with smaller ones is over soon, whatever computes them.
 FEWEST_OPERATIONS = 1e7
@@ -30,39 +30,42 @@ def choose_products(
         resumed: whether the run began before.
 
     Raises:
-        UsageError: torch's products were asked for, and this run cannot have them here.
+        UsageError: the products of a library were asked for, and this run cannot have them here.
     """
-    chosen, notes = config.products, []
+    chosen, library = config.products, named_library(config.products)
+    notes = []
     if chosen == "auto":
-        chosen = "torch" if not resumed and _is_torch_faster(config, devices) else "xla"
-    elif chosen == "torch":
-        reason = _why_not(config, devices)
+        chosen = "xla" if resumed else _fastest(config, devices) or "xla"
+    elif library is not None:
+        reason = _why_not(library, config, devices)
         if reason is not None and not resumed:
-            raise UsageError(f"torch's products {reason}: give another ", Setting("products"))
+            message = f"{library}'s products {reason}: give another "
+            raise UsageError(message, Setting("products"))
         if reason is not None:
             chosen = "xla"
-            notes.append(f"the products are XLA's from here on, as torch's {reason}")
+            notes.append(f"the products are XLA's from here on, as {library}'s {reason}")
     return dataclasses.replace(config, products=chosen), notes
 
 
-def _is_torch_faster(config: TrainConfig, devices: Sequence[jax.Device]) -> bool:
+def _fastest(config: TrainConfig, devices: Sequence[jax.Device]) -> Library | None:
+    """Returns whose products are to replace XLA's, None if those of nobody are."""
     # Devices beyond the cores only look like many, and wait for each other.
     if _not_for_run(config, devices) or len(devices) > count_cores():
-        return False
+        return None
     rows = config.batch_size // config.accumulation // len(devices) * config.window
     model = config.model
     if 2 * rows * model.d_model * model.feed_forward_width < FEWEST_OPERATIONS:
-        return False
-    return is_torch_faster(rows, model.d_model, model.feed_forward_width, devices)
+        return None
+    return fastest_library(rows, model.d_model, model.feed_forward_width, devices)
 
 
-def _why_not(config: TrainConfig, devices: Sequence[jax.Device]) -> str | None:
-    """Returns why torch's products cannot be used; None if they can."""
+def _why_not(library: Library, config: TrainConfig, devices: Sequence[jax.Device]) -> str | None:
+    """Returns why the products of a library cannot be used; None if they can."""
     reason = _not_for_run(config, devices)
     if reason is not None:
         return reason
     try:
-        register_products()
+        register_products(library)
     except UnavailableError as error:
         return f"cannot be used here ({error})"
     return None

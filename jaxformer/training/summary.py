@@ -7,6 +7,7 @@ import jax
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.data.corpora import Corpus
 from jaxformer.distributed import processes
+from jaxformer.hardware.matrix_products import named_library
 from jaxformer.hardware.units import format_count
 from jaxformer.packing import PackedRows
 from jaxformer.sampling import MixedRows
@@ -20,7 +21,8 @@ def describe_run(experiment: Experiment, strategy: Strategy, folder: Path) -> di
     size = format_count(sum(p.size for p in strategy.spec.shapes.values()))
     devices = strategy.devices
     hosts = "" if processes.count() == 1 else f" in {processes.count()} processes"
-    products = ", torch's products" if config.products == "torch" else ""
+    library = named_library(config.products)
+    products = "" if library is None else f", {library}'s products"
     return {
         "model": f"{_layers(model)} layers, {model.attention.num_heads} heads, "
         f"{model.d_model} wide, context {model.context_length}, {size} parameters",

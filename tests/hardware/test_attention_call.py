@@ -13,13 +13,13 @@ from jaxformer.execution.called_attention import attention, without_gradients
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import layout
 from jaxformer.hardware import attention_call, custom_calls
-from jaxformer.hardware.attention_call import ATTENTION, NAME, OPTIONS
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.attention_call import ATTENTION, NAME
+from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask
 
 try:
-    custom_calls.load(NAME, OPTIONS)
+    custom_calls.load(NAME, FAST_OPTIONS)
     MISSING = ""
 except UnavailableError as error:
     MISSING = str(error)

@@ -6,10 +6,9 @@ import subprocess
 import pytest
 
 from jaxformer.hardware import custom_calls, row_products
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 
 NAME = "few_row_products"
-OPTIONS = row_products.OPTIONS
 COMPILER = next(filter(shutil.which, custom_calls.COMPILERS), None)
 # In all tests that call them directly.
 ARE_KNOWN = row_products.are_known()
@@ -29,13 +28,13 @@ def test_where_there_is_a_compiler_there_are_calls():
 
 @needs_calls
 def test_it_is_built_once_for_each_kind_of_processor(empty_cache, monkeypatch):
-    first = custom_calls._build(NAME, OPTIONS)
+    first = custom_calls._build(NAME, FAST_OPTIONS[0])
     made = first.stat()
-    assert custom_calls._build(NAME, OPTIONS) == first
+    assert custom_calls._build(NAME, FAST_OPTIONS[0]) == first
     assert first.stat() == made
     assert [path.name for path in empty_cache.iterdir()] == [first.name]
     monkeypatch.setattr(custom_calls, "processor_kind", lambda: "another")
-    assert custom_calls._build(NAME, OPTIONS) != first
+    assert custom_calls._build(NAME, FAST_OPTIONS[0]) != first
     assert len(list(empty_cache.iterdir())) == 2
 
 
@@ -43,32 +42,32 @@ def test_why_nothing_can_be_built_is_said(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(UnavailableError, match=r"^there is no C compiler$"):
-        custom_calls.load(NAME, OPTIONS)
+        custom_calls.load(NAME, FAST_OPTIONS)
     compiler = tmp_path / "compiler"
     compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     with pytest.raises(UnavailableError, match=r"cannot build the custom calls: no such flag$"):
-        custom_calls.load(NAME, OPTIONS)
+        custom_calls.load(NAME, FAST_OPTIONS)
     assert list(empty_cache.iterdir()) == []
     compiler.write_text('#!/bin/sh\nfor last; do true; done\necho damaged > "$last"\n')
     with pytest.raises(UnavailableError, match=r"^what was built cannot be loaded: "):
-        custom_calls.load(NAME, OPTIONS)
+        custom_calls.load(NAME, FAST_OPTIONS)
     empty_cache.chmod(0o777)
     with pytest.raises(UnavailableError, match=r"^others can write to "):
-        custom_calls.load(NAME, OPTIONS)
+        custom_calls.load(NAME, FAST_OPTIONS)
 
 
 @needs_calls
 def test_what_is_built_needs_no_compiler(empty_cache, tmp_path, monkeypatch):
-    custom_calls.check(NAME, OPTIONS)
+    custom_calls.check(NAME, FAST_OPTIONS)
     assert not empty_cache.exists(), "nothing is built to find out"
-    custom_calls.load(NAME, OPTIONS)
+    custom_calls.load(NAME, FAST_OPTIONS)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    custom_calls.check(NAME, OPTIONS)
+    custom_calls.check(NAME, FAST_OPTIONS)
     with pytest.raises(UnavailableError, match=r"^there is no C compiler$"):
-        custom_calls.check(NAME, ["-O0"])
+        custom_calls.check(NAME, [["-O0"]])
 
 
 @needs_calls
@@ -99,13 +98,14 @@ def test_they_can_be_turned_off(monkeypatch):
 
 
 @needs_calls
-@pytest.mark.parametrize("name", ["few_row_products", "torch_products"])
-def test_a_compiler_has_nothing_to_warn_of(name, tmp_path):
+@pytest.mark.parametrize("options", [[], ["-DSGEMM"], ["-mno-avx512f"]], ids=str)
+@pytest.mark.parametrize("source", sorted(custom_calls.FOLDER.glob("*.c")), ids=lambda p: p.stem)
+def test_a_compiler_has_nothing_to_warn_of(source, options, tmp_path):
     include = [
         "-I", custom_calls.jax.ffi.include_dir(), "-I", str(custom_calls.FOLDER)
     ]  # fmt: skip
-    words = [*custom_calls.OPTIONS, *OPTIONS, "-Wall", "-Wextra", "-Werror", *include]
-    source = custom_calls.FOLDER / f"{name}.c"
+    words = [*custom_calls.OPTIONS, *FAST_OPTIONS[0], *options, "-Wall", "-Wextra", "-Werror"]
+    words += include
     done = subprocess.run(
         [COMPILER, *words, str(source), "-o", str(tmp_path / "built.so")],
         capture_output=True,

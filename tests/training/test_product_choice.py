@@ -1,11 +1,15 @@
 """Whose products are faster: measured once, kept, and measured again where nothing is kept."""
 
+import functools
 import threading
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.matrix_products import LIBRARIES
 from jaxformer.training import product_choice
 from jaxformer.training.product_choice import (
     CLEAR_GAIN,
@@ -14,67 +18,105 @@ from jaxformer.training.product_choice import (
     LARGEST_SHAPE,
     LEAST_GAIN,
     SECONDS,
-    is_torch_faster,
+    fastest_library,
 )
-from tests.hardware.test_torch_library import needs_products
+from tests.execution.test_called_products import MISSING
 
 SHAPE = (64, 16, 48)
 
 
+ALL = [*LIBRARIES]
+
+
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """The shapes that were measured; the gain is that in ``measured.gain``."""
+def available(monkeypatch, tmp_path):
+    """Whose products can be used here, with an empty cache; to be changed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(product_choice, "torch_version", lambda: "1.0")
+    found = [*LIBRARIES]
+
+    def check(library):
+        if library not in found:
+            raise UnavailableError("missing")
+
+    monkeypatch.setattr(product_choice, "check_products", check)
+    monkeypatch.setattr(product_choice, "register_products", check)
+    return found
+
+
+@pytest.fixture
+def measured(available, monkeypatch):
+    """What was measured; the gains are those in ``measured.gains``."""
 
     class Measured(list):
-        gain = 2.0
+        gains: ClassVar = {"jaxformer": 1.5, "torch": 2.0}
 
     calls = Measured()
 
-    def gain(*arguments):
-        calls.append(arguments[:3])
-        return calls.gain
+    def measure(libraries, shape, devices):
+        calls.append((libraries, shape))
+        return {library: calls.gains[library] for library in libraries}
 
-    monkeypatch.setattr(product_choice, "_gain", gain)
-    monkeypatch.setattr(product_choice, "register_products", lambda: None)
+    monkeypatch.setattr(product_choice, "_measure_gains", measure)
     return calls
 
 
+def choose(shape=SHAPE, devices=1):
+    return fastest_library(*shape, jax.devices()[:devices])
+
+
+def test_the_fastest_is_chosen(measured):
+    assert choose() == "torch"
+    measured.gains = {"jaxformer": 1.5, "torch": 1.4}
+    assert choose(devices=2) == "jaxformer"
+    measured.gains = dict.fromkeys(LIBRARIES, LEAST_GAIN - 0.01)
+    assert choose(devices=3) is None, "what gains too little"
+
+
 def test_it_is_measured_once_for_each_shape(measured):
-    devices = jax.devices()[:1]
-    assert [is_torch_faster(*SHAPE, devices) for _ in range(3)] == [True] * 3
-    assert measured == [SHAPE]
-    measured.gain = LEAST_GAIN - 0.01
-    assert is_torch_faster(*SHAPE, devices)
-    assert not is_torch_faster(128, 16, 48, devices)
-    assert not is_torch_faster(*SHAPE, jax.devices()[:2])
+    assert [choose() for _ in range(3)] == ["torch"] * 3
+    assert measured == [(ALL, SHAPE)]
+    measured.gains = {"jaxformer": 1.5, "torch": 0.5}
+    assert choose() == "torch"
+    assert choose((128, 16, 48)) == "jaxformer"
+    assert choose(devices=2) == "jaxformer"
     assert len(measured) == 3
     # What is larger than large is not made to be measured.
-    assert not is_torch_faster(10**6, 10**6, 10**6, devices)
-    assert not is_torch_faster(10**7, 10**6, 10**6, devices)
-    assert measured[3:] == [LARGEST_SHAPE]
+    assert choose((10**6, 10**6, 10**6)) == "jaxformer"
+    assert choose((10**7, 10**6, 10**6)) == "jaxformer"
+    assert measured[3:] == [(ALL, LARGEST_SHAPE)]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"other": "text"}'])
+def test_what_is_missing_is_not_measured(measured, available):
+    available.remove("torch")
+    assert choose() == "jaxformer"
+    assert measured == [(["jaxformer"], SHAPE)]
+    available.remove("jaxformer")
+    assert choose() is None
+    assert len(measured) == 1
+    available.append("torch")
+    assert choose() == "torch", "another choice is measured anew"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"other": "text"}', '{"other": {"x": 1.0}}'])
 def test_a_damaged_file_is_made_anew(measured, tmp_path, damage):
-    devices = jax.devices()[:1]
-    is_torch_faster(*SHAPE, devices)
+    choose()
     path = tmp_path / "jaxformer" / "products.json"
     whole = path.read_text()
     path.write_text(damage)
-    assert is_torch_faster(*SHAPE, devices)
+    assert choose() == "torch"
     assert path.read_text() == whole
-    assert measured == [SHAPE] * 2
+    assert len(measured) == 2
 
 
 def test_a_cache_that_cannot_be_written_to_is_no_error(measured, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert is_torch_faster(*SHAPE, jax.devices()[:1])
+    assert choose() == "torch"
 
 
 class Calls:
-    """Two calls that take what is given, in seconds of a clock of their own."""
+    """Calls that take what is given, in seconds of a clock of their own."""
 
     def __init__(self, monkeypatch, *turns):
         self.now, self.made = 0.0, []
@@ -85,31 +127,39 @@ class Calls:
         self.made.append(side)
         self.now += next(self.turns[side])
 
-    def gain(self):
-        return product_choice._time_in_turn(lambda: self.call(0), lambda: self.call(1))
+    def times(self):
+        sides = range(len(self.turns))
+        found = product_choice._time_in_turn({n: functools.partial(self.call, n) for n in sides})
+        return [found[side] for side in sides]
 
 
 def test_a_clear_answer_ends_the_measurement(monkeypatch):
     calls = Calls(monkeypatch, [1.0, 3.0, 1.0], [2.0, 2.0, 2.0])
-    assert calls.gain() == 0.5, "a turn that took longer is one that something else disturbed"
+    assert calls.times() == [1, 2], "a turn that took longer is one that something else disturbed"
     assert calls.made == [0, 1] * CLEAR_TURNS
     calls = Calls(monkeypatch, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
-    assert calls.gain() == 2.0
+    assert calls.times() == [2, 1]
     assert calls.made == [0, 1] * CLEAR_TURNS
+
+
+def test_what_is_clearly_slower_is_left_out(monkeypatch):
+    calls = Calls(monkeypatch, [1.0] * FEWEST_TURNS, [2.0] * CLEAR_TURNS, [1.1] * FEWEST_TURNS)
+    assert calls.times() == pytest.approx([1, 2, 1.1])
+    assert calls.made == [0, 1, 2] * CLEAR_TURNS + [0, 2] * (FEWEST_TURNS - CLEAR_TURNS)
 
 
 def test_what_is_not_clear_is_measured_to_the_end(monkeypatch):
     near = CLEAR_GAIN - 0.01
     calls = Calls(monkeypatch, [1.0] * FEWEST_TURNS, [near] * FEWEST_TURNS)
-    assert calls.gain() == pytest.approx(1 / near)
+    assert calls.times() == pytest.approx([1, near])
     assert len(calls.made) == 2 * FEWEST_TURNS
     # Half of the turns must be faster, and not a single one.
     calls = Calls(monkeypatch, [0.5, 1.0, 1.0, 1.0, 1.0], [1.0] * FEWEST_TURNS)
-    assert calls.gain() == 0.5
+    assert calls.times() == [0.5, 1]
     assert len(calls.made) == 2 * FEWEST_TURNS
     short = SECONDS / 100
     calls = Calls(monkeypatch, [short] * 100, [short] * 100)
-    assert calls.gain() == pytest.approx(1)
+    assert calls.times() == pytest.approx([short, short])
     assert 2 * short * len(calls.made) / 2 >= SECONDS
 
 
@@ -117,60 +167,37 @@ def test_what_is_clear_is_decided_as_it_would_be_in_the_end():
     assert 1 / CLEAR_GAIN < LEAST_GAIN < CLEAR_GAIN
 
 
-@pytest.fixture
-def steps(monkeypatch, tmp_path):
-    """What is done to measure, in order; a name in ``steps.missing`` fails."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(product_choice, "torch_version", lambda: "1.0")
+def test_what_cannot_be_built_is_left_out(available, monkeypatch):
+    """XLA's program is compiled while others are built."""
+    done, registered = [], threading.Event()
 
-    class Steps(list):
-        missing = None
-        registered = threading.Event()
-
-    done = Steps()
-
-    def note(name):
-        done.append(name)
-        if name == done.missing:
-            raise UnavailableError(f"{name} fails")
+    def register(library):
+        done.append(library)
+        if len(done) == len(LIBRARIES):
+            registered.set()
+        if library == "torch":
+            raise UnavailableError("the compiler fails")
 
     def prepare(multiply, **_):
-        if multiply is product_choice.product:
-            note("compile torch's")
-        else:
-            # While the other thread registers torch's.
-            assert done.registered.wait(60)
-            note("compile XLA's")
+        # In a thread of its own, or after it was built.
+        assert multiply is not jnp.matmul or registered.wait(60)
+        return multiply
 
-    def register():
-        note("register")
-        done.registered.set()
-
-    monkeypatch.setattr(product_choice, "check_products", lambda: note("check"))
     monkeypatch.setattr(product_choice, "register_products", register)
     monkeypatch.setattr(product_choice, "_timed_call", prepare)
-    monkeypatch.setattr(product_choice, "_time_in_turn", lambda *_: 2.0)
-    return done
+    monkeypatch.setattr(
+        product_choice, "_time_in_turn", lambda calls: dict.fromkeys(calls, 1.0) | {None: 2.0}
+    )
+    assert choose() == "jaxformer"
+    assert done[:2] == ALL
 
 
-def test_xlas_program_is_compiled_while_torchs_are_registered(steps):
-    assert is_torch_faster(*SHAPE, jax.devices()[:1])
-    assert steps[:2] == ["check", "register"]
-    assert {*steps[2:4]} == {"compile XLA's", "compile torch's"}
-
-
-@pytest.mark.parametrize("missing", ["check", "register"])
-def test_what_is_missing_is_found_before_anything_is_compiled(steps, missing, tmp_path):
-    steps.missing = missing
-    assert not is_torch_faster(*SHAPE, jax.devices()[:1])
-    assert steps == ["check", "register"][: 1 + (missing == "register")]
-    steps.registered.set()
-    assert not (tmp_path / "jaxformer" / "products.json").exists()
-
-
-@needs_products
+@pytest.mark.skipif("jaxformer" in MISSING, reason="no C compiler")
 @pytest.mark.optimized
 @pytest.mark.parametrize("devices", [1, 2])
-def test_both_are_timed(devices, monkeypatch):
+def test_all_are_timed(devices, monkeypatch):
     monkeypatch.setattr(product_choice, "SECONDS", 0.1)
-    assert 0.01 < product_choice._gain(*SHAPE, jax.devices()[:devices]) < 100
+    here = [library for library in LIBRARIES if library not in MISSING]
+    gains = product_choice._measure_gains(here, SHAPE, jax.devices()[:devices])
+    assert gains.keys() == {*here}
+    assert all(0.01 < gain < 100 for gain in gains.values())

@@ -13,24 +13,23 @@ from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.training import products
 from jaxformer.training.presets import nano
 from jaxformer.training.products import choose_products
-from tests.hardware.test_torch_library import needs_products
+from tests.execution.test_called_products import for_each_library
 from tests.support.tiny import DROPOUT, losses, resume, same_run, train
 
 NANO = nano()
-FASTER, SLOWER, MISSING = "faster", "slower", "missing"
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets whether torch's products are faster here, slower, or missing."""
+    """Sets whose products are the fastest here, None for XLA's, and what is missing."""
 
-    def become(kind):
-        def register():
-            if kind == MISSING:
+    def become(fastest, missing=()):
+        def register(library):
+            if library in missing:
                 raise UnavailableError("torch is not installed")
 
         monkeypatch.setattr(products, "register_products", register)
-        monkeypatch.setattr(products, "is_torch_faster", lambda *_: kind == FASTER)
+        monkeypatch.setattr(products, "fastest_library", lambda *_: fastest)
         monkeypatch.setattr(products, "count_cores", lambda: 2)
 
     return become
@@ -42,15 +41,15 @@ def choose(chosen, devices=2, *, resumed=False, **changes):
     return config.products, notes
 
 
-@pytest.mark.parametrize(("kind", "chosen"), [(FASTER, "torch"), (SLOWER, "xla"), (MISSING, "xla")])
-def test_the_faster_one_is_taken(machine, kind, chosen):
-    machine(kind)
-    assert choose("auto") == (chosen, [])
+@pytest.mark.parametrize("fastest", [None, "jaxformer", "torch"])
+def test_the_fastest_is_taken(machine, fastest):
+    machine(fastest)
+    assert choose("auto") == (fastest or "xla", [])
     assert choose("xla") == ("xla", [])
 
 
-def test_torch_is_not_tried_where_it_cannot_gain(machine):
-    machine(FASTER)
+def test_others_are_not_tried_where_they_cannot_gain(machine):
+    machine("jaxformer")
     assert choose("auto", 8)[0] == "xla", "eight devices on two cores"
     assert choose("auto", dtype="bfloat16")[0] == "xla"
     assert choose("auto", strategy="mesh")[0] == "xla"
@@ -58,25 +57,26 @@ def test_torch_is_not_tried_where_it_cannot_gain(machine):
     assert choose("auto", model=tiny)[0] == "xla"
 
 
-def test_torch_that_was_asked_for_is_used_or_the_reason_said(machine):
-    machine(SLOWER)
-    assert choose("torch") == ("torch", [])
-    assert choose("torch", 8) == ("torch", [])
-    with pytest.raises(UsageError, match="torch's products are float32, and dtype is bfloat16: "):
-        choose("torch", dtype="bfloat16")
-    with pytest.raises(UsageError, match="torch's products cannot be divided over a mesh: "):
-        choose("torch", strategy="mesh")
-    machine(MISSING)
+@pytest.mark.parametrize("library", ["jaxformer", "torch"])
+def test_what_was_asked_for_is_used_or_the_reason_said(machine, library):
+    machine(None)
+    assert choose(library) == (library, [])
+    assert choose(library, 8) == (library, [])
+    said = f"{library}'s products are float32, and dtype is bfloat16: "
+    with pytest.raises(UsageError, match=said):
+        choose(library, dtype="bfloat16")
+    with pytest.raises(UsageError, match=f"{library}'s products cannot be divided over a mesh: "):
+        choose(library, strategy="mesh")
+    machine(None, missing=[library])
     with pytest.raises(UsageError, match=r"used here \(torch is not installed\): give another "):
-        choose("torch")
+        choose(library)
 
 
 def test_a_resumed_run_keeps_what_it_began_with(machine):
-    machine(FASTER)
+    machine("torch")
     assert choose("auto", resumed=True) == ("xla", []), "an older version began it"
-    machine(SLOWER)
-    assert choose("torch", resumed=True) == ("torch", [])
-    machine(MISSING)
+    assert choose("jaxformer", resumed=True) == ("jaxformer", [])
+    machine("jaxformer", missing=["torch"])
     chosen, notes = choose("torch", resumed=True)
     assert chosen == "xla"
     assert notes == [
@@ -86,13 +86,13 @@ def test_a_resumed_run_keeps_what_it_began_with(machine):
 
 
 @pytest.mark.tier("full")
-@needs_products
-def test_a_run_with_torchs_products_resumes_bit_for_bit(text, capsys):
-    arguments = ["--products", "torch", "--decay-steps", 30, *DROPOUT]
+@for_each_library
+def test_a_run_with_others_products_resumes_bit_for_bit(text, capsys, library):
+    arguments = ["--products", library, "--decay-steps", 30, *DROPOUT]
     assert train(text, "whole", "--steps", 30, *arguments) == 0
-    assert "torch's products" in capsys.readouterr().out
+    assert f"{library}'s products" in capsys.readouterr().out
     assert train(text, "run", "--steps", 10, *arguments) == 0
-    assert json.loads(Path("run/config.json").read_text())["products"] == "torch"
+    assert json.loads(Path("run/config.json").read_text())["products"] == library
     assert resume("run", "--steps", 30) == 0
     same_run("run", "whole")
     # XLA's are others, and as near as rounding lets them be.

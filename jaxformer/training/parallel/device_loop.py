@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
 from jaxformer.execution.called_attention import without_gradients
+from jaxformer.execution.called_products import products_of
 from jaxformer.execution.sharding import current_layout
-from jaxformer.execution.torch_products import torch_products
 from jaxformer.parameters import Parameters, cast_parameters
 from jaxformer.train_step import TrainState, evaluation_step, train_step
 from jaxformer.training.parallel.step_spec import StepSpec
@@ -79,7 +79,7 @@ class DeviceLoop:
             state, narrow, history, index, _ = carry
             key = None if self.key is None else jax.random.fold_in(self.key, state.step)
             batch = self._batch(tokens, starts[index])
-            with torch_products(self.spec.has_torch_products):
+            with products_of(self.spec.products):
                 after, metrics = step(state, batch, key, narrow=narrow)
             finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(metrics["grad_norm"])
             # A choice element by element fuses with the update; ``lax.cond`` copies the state.
@@ -108,7 +108,7 @@ class DeviceLoop:
         inputs, targets, *beside = self._batch(tokens, starts)
         batch = inputs, targets, mask, *beside
         parts = zip(*(jnp.split(x, _parts_of(len(mask))) for x in batch), strict=True)
-        with torch_products(self.spec.has_torch_products), without_gradients():
+        with products_of(self.spec.products), without_gradients():
             sums = [
                 evaluation_step(
                     parameters,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.hardware.matrix_products import Library, named_library
 from jaxformer.parameters import abstract
 from jaxformer.train_step import Definition, TrainState
 from jaxformer.training.config import PairTrainConfig, TrainConfig
@@ -35,7 +36,7 @@ class StepSpec:
         row: what a row of a batch is: T+1 ids; inputs and targets, some of which do not count;
             also segments, which say where its documents are; or, of pairs, a source.
         source_length: S, in tokens, of pairs; 0 elsewhere.
-        has_torch_products: whether torch's library computes products, see ``torch_products``.
+        products: whose custom calls compute products, see ``called_products``; None are XLA's.
     """
 
     definition: Definition
@@ -50,7 +51,7 @@ class StepSpec:
     eval_batch_size: int | None = None
     row: RowKind = "ids"
     source_length: int = 0
-    has_torch_products: bool = False
+    products: Library | None = None
 
     @property
     def row_parts(self) -> tuple[int, ...]:
@@ -96,7 +97,7 @@ class StepSpec:
             eval_batch_size=config.eval_batch_size,
             row=row,
             source_length=config.source_room if isinstance(config, PairTrainConfig) else 0,
-            has_torch_products=config.products == "torch",
+            products=named_library(config.products),
         )
 
     def state_shapes(self) -> TrainState:

@@ -109,7 +109,7 @@ class Strategy(abc.ABC):
             return self.spec.eval_batch_size
         tokens = EVALUATION_TOKENS
         if self.devices[0].platform == "cpu":
-            has_torch = self.spec.has_torch_products
+            has_torch = self.spec.products == "torch"
             tokens = TORCH_EVALUATION_TOKENS if has_torch else CPU_EVALUATION_TOKENS
             return PARTS_ON_CPU * max(1, tokens // self.spec.context_length)
         return max(1, tokens // self.spec.context_length)

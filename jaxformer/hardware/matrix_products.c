@@ -1,40 +1,20 @@
-// Matrix products for XLA on CPUs, computed by the library of products that torch brings along.
+// Matrix products for XLA on CPUs.
 //
 // XLA calls the functions at the end: for products of two matrices, of the heads of attention, and
 // of rows in groups. All arrays are float32, each row after row. A result is cut into blocks, which
-// the threads of XLA's own pool take, and each block is one call of sgemm on one thread.
+// the threads of XLA's own pool take, and each block is a product of matrices on one thread.
 
 #include "custom_calls.h"
 
-// Fortran's sgemm: C = alpha op(A) op(B) + beta C, of matrices that lie column after column.
-typedef void Sgemm(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
-                   const int* k, const float* alpha, const float* a, const int* lda,
-                   const float* b, const int* ldb, const float* beta, float* c, const int* ldc);
-// Sets how many threads the products of the calling thread may use, and returns how many it was.
-typedef int SetThreads(int);
+// Built with SGEMM the products are those of a library, else jaxformer's own.
+#ifdef SGEMM
+#include "product_by_sgemm.h"
+#else
+#include "product_by_tiles.h"
+#endif
 
-static Sgemm* sgemm;
-static SetThreads* set_threads;
-
-void jaxformer_set_up(Sgemm* product, SetThreads* threads, int number_of_devices) {
-  sgemm = product;
-  set_threads = threads;
-  devices = number_of_devices;
-}
-
-// A multiple of the numbers in a register.
-static const int kBlockStep = 16;
-
-// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
-static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
-                              int rows, int columns, int inner, bool adds) {
-  const float one = 1, beta = adds ? 1 : 0;
-  const int before = set_threads(1);
-  // What is C row after row is Cᵀ column after column, and Cᵀ = Bᵀ Aᵀ.
-  sgemm(transpose_b ? "T" : "N", transpose_a ? "T" : "N", &columns, &rows, &inner, &one, b.data,
-        &b.stride, a.data, &a.stride, &beta, c.data, &c.stride);
-  set_threads(before);
-}
+// Of a result that is cut by rows, each part has a multiple of so many.
+enum { kRowStep = 16 };
 
 // A product of two matrices, of which each block is some rows of the result, or some columns.
 typedef struct {
@@ -63,16 +43,17 @@ static void compute_part(const Job* job, int block) {
                     p->cuts_rows ? p->columns : width, p->inner, false);
 }
 
-// Cuts so many rows or columns into at most so many parts.
-static void cut_evenly(int size, int most, int* width, int* parts) {
+// Cuts so many rows or columns into at most so many parts, whose widths are multiples of the step.
+static void cut_evenly(int size, int most, int step, int* width, int* parts) {
   const int share = size / most + (size % most != 0);
-  *width = (share + kBlockStep - 1) / kBlockStep * kBlockStep;
+  *width = (share + step - 1) / step * step;
   *parts = size / *width + (size % *width != 0);
 }
 
 static void cut(Product* p, int threads) {
-  p->cuts_rows = p->rows >= p->columns / 2;
-  cut_evenly(p->cuts_rows ? p->rows : p->columns, threads, &p->width, &p->job.count);
+  p->cuts_rows = best_cut_by_rows(p->rows, p->columns, p->transpose_a, threads);
+  const int size = p->cuts_rows ? p->rows : p->columns, step = p->cuts_rows ? kRowStep : kColumnStep;
+  cut_evenly(size, threads, step, &p->width, &p->job.count);
 }
 
 // Products of each head of each text, of which one array or two have the heads within a token.
@@ -225,7 +206,7 @@ static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form
   p->columns = (int)c->dims[c->rank - 1];
   const int groups = (int)first->dims[0] - 1;
   const int threads = share_of_threads(frame, 2.0 * a->dims[0] * p->a_width * p->columns);
-  cut_evenly(p->columns, threads, &p->width, &p->parts);
+  cut_evenly(p->columns, threads, kColumnStep, &p->width, &p->parts);
   p->job.count = groups * p->parts;
   if (form != kGroupedMatrices) {
     // Rows after those of the last group are of none.

@@ -1,5 +1,6 @@
-"""torch's products as custom calls of XLA: right, always the same, and clear where missing."""
+"""Products as custom calls of XLA, jaxformer's and torch's: right, and always the same."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,29 +11,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.execution.sharding import layout
-from jaxformer.execution.torch_products import (
+from jaxformer.execution.called_products import (
     FEWEST_ROWS,
-    are_wanted,
     grouped,
     product,
+    products_of,
     scores,
-    torch_products,
+    wanted_library,
     weighted,
 )
+from jaxformer.execution.sharding import layout
 from jaxformer.hardware import torch_library
 from jaxformer.hardware.custom_calls import UnavailableError
-from jaxformer.hardware.torch_library import register_products
+from jaxformer.hardware.matrix_products import LIBRARIES, check_products, register_products
 
-try:
-    register_products()
-    MISSING = ""
-except UnavailableError as error:
-    MISSING = str(error)
-    if "cannot build" in MISSING:  # a compiler that fails is an error of the source
-        raise
+# Why the products of a library cannot be used here.
+MISSING = {}
+for _library in LIBRARIES:
+    try:
+        register_products(_library)
+    except UnavailableError as error:
+        MISSING[_library] = str(error)
+        if "cannot build" in str(error):  # a compiler that fails is an error of the source
+            raise
 
-needs_products = pytest.mark.skipif(bool(MISSING), reason=f"torch's products: {MISSING}")
+
+def needs_products(library):
+    why = MISSING.get(library, "")
+    return pytest.mark.skipif(bool(why), reason=f"{library}'s products: {why}")
+
+
+for_each_library = pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=needs_products(name)) for name in LIBRARIES]
+)
 # Few rows, no multiple of anything, cut by rows, by columns, a single column, a long sum.
 SHAPES = [
     (33, 7, 301),
@@ -41,6 +52,7 @@ SHAPES = [
     (40, 300, 3000),
     (77, 50, 1),
     (32, 5000, 9),
+    (66, 400, 225),
 ]
 
 
@@ -53,6 +65,10 @@ def matrices(rows, inputs, outputs, seed=0):
     )
 
 
+def multiply_by(library):
+    return jax.jit(functools.partial(product, library))
+
+
 def check_product(found, a, b):
     """A sum of n products in float32 is within n roundings of the exact one (Higham, 2002, 3.1)."""
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -61,28 +77,28 @@ def check_product(found, a, b):
     assert np.all(np.abs(np.asarray(found, np.float64) - a @ b) <= bound)
 
 
-@needs_products
+@for_each_library
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_product_and_its_gradients_are_right_to_rounding(shape):
+def test_a_product_and_its_gradients_are_right_to_rounding(shape, library):
     x, kernel, dy = matrices(*shape)
-    y, pull = jax.vjp(jax.jit(product), x, kernel)
+    y, pull = jax.vjp(multiply_by(library), x, kernel)
     dx, dkernel = pull(jnp.asarray(dy))
     check_product(y, x, kernel)
     check_product(dx, dy, kernel.T)
     check_product(dkernel, x.T, dy)
 
 
-@needs_products
-def test_a_number_that_is_not_finite_comes_through():
+@for_each_library
+def test_a_number_that_is_not_finite_comes_through(library):
     x, kernel, _ = matrices(64, 40, 50)
     x[3, 7], kernel[7, 9] = np.nan, np.inf
-    found, expected = np.asarray(jax.jit(product)(x, kernel)), x @ kernel
+    found, expected = np.asarray(multiply_by(library)(x, kernel)), x @ kernel
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
 
 
-@needs_products
-def test_many_at_once_end_and_give_the_same_bits():
+@for_each_library
+def test_many_at_once_end_and_give_the_same_bits(library):
     """From several threads, on several devices, each with blocks for all threads of the pool."""
     x, kernel, dy = matrices(640, 200, 300)
 
@@ -92,7 +108,7 @@ def test_many_at_once_end_and_give_the_same_bits():
 
     @jax.jit
     def compiled(x, kernel, dy):
-        y, pull = jax.vjp(product, x, kernel)
+        y, pull = jax.vjp(multiply_by(library), x, kernel)
         return y, *pull(dy + y)
 
     first = run(0)
@@ -102,20 +118,20 @@ def test_many_at_once_end_and_give_the_same_bits():
                 np.testing.assert_array_equal(found, expected)
 
 
-@needs_products
-def test_texts_side_by_side_are_computed_one_after_the_other():
+@for_each_library
+def test_texts_side_by_side_are_computed_one_after_the_other(library):
     x, kernel, _ = matrices(3 * 40, 20, 30)
-    found = jax.jit(jax.vmap(product, (0, None)))(x.reshape(3, 40, 20), kernel)
+    found = jax.jit(jax.vmap(multiply_by(library), (0, None)))(x.reshape(3, 40, 20), kernel)
     check_product(found.reshape(120, 30), x, kernel)
 
 
 HEADS = [(3, 5, 7, 4, 2, 6), (2, 33, 65, 6, 1, 16), (1, 128, 128, 3, 3, 64), (5, 1, 9, 2, 2, 8)]
 
 
-@needs_products
+@for_each_library
 @pytest.mark.parametrize("unused", [0, 3])
 @pytest.mark.parametrize("shape", HEADS, ids=str)
-def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unused):
+def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unused, library):
     """Beside einsum in float64; heads of queries that share one of keys add up their gradients.
 
     Keys that are not used have gradients of zeros.
@@ -136,9 +152,9 @@ def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unus
     def share(x):
         return x.reshape(batch, keys, key_heads, -1, width).sum(axis=3)
 
-    s, pull = jax.vjp(jax.jit(lambda q, k: scores(q, k, keys)), q, tokens)
+    s, pull = jax.vjp(jax.jit(lambda q, k: scores(library, q, k, keys)), q, tokens)
     dq, dk = pull(jnp.asarray(p))
-    o, pull = jax.vjp(jax.jit(weighted), p, tokens)
+    o, pull = jax.vjp(jax.jit(functools.partial(weighted, library)), p, tokens)
     dp, dv = pull(jnp.asarray(q))
     assert not np.any(dk[:, keys:])
     assert not np.any(dv[:, keys:])
@@ -159,17 +175,17 @@ def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unus
         assert np.all(np.abs(np.asarray(found, np.float64) - exact) <= terms * eps * size)
 
 
-@needs_products
+@for_each_library
 @pytest.mark.parametrize("counts", [(7, 0, 40, 1), (0, 0, 0, 0), (64, 0, 0, 0)], ids=str)
 @pytest.mark.parametrize("others", [0, 9])
-def test_products_of_groups_and_their_gradients_are_right_to_rounding(counts, others):
+def test_products_of_groups_and_their_gradients_are_right_to_rounding(counts, others, library):
     """Groups without rows have gradients of zeros, and rows of no group get and give zeros."""
     inputs, outputs, used = 19, 37, sum(counts)
     x, _, dy = matrices(used + others, inputs, outputs)
     kernel = np.random.default_rng(1).standard_normal((len(counts), inputs, outputs), np.float32)
     dy[used:] = 0
     first = np.cumsum([0, *counts], dtype=np.int32)
-    y, pull = jax.vjp(jax.jit(lambda x, kernel: grouped(x, kernel, first)), x, kernel)
+    y, pull = jax.vjp(jax.jit(lambda x, kernel: grouped(library, x, kernel, first)), x, kernel)
     dx, dkernel = pull(jnp.asarray(dy))
     for group, begin in enumerate(first[:-1]):
         rows = slice(begin, first[group + 1])
@@ -180,17 +196,34 @@ def test_products_of_groups_and_their_gradients_are_right_to_rounding(counts, ot
     assert not np.any(dx[used:])
 
 
-def test_only_float32_outside_a_mesh_is_torchs():
+def test_only_float32_outside_a_mesh_is_a_custom_call():
     x, kernel = jnp.zeros((FEWEST_ROWS, 5)), jnp.zeros((5, 4))
-    assert not are_wanted(x, kernel)
-    with torch_products():
-        assert are_wanted(x, kernel)
-        assert not are_wanted(x.astype(jnp.bfloat16), kernel)
-        assert not are_wanted(x, kernel.astype(jnp.bfloat16))
-        with torch_products(False):
-            assert not are_wanted(x, kernel)
-    with torch_products(), layout(object()):
-        assert not are_wanted(x, kernel)
+    assert wanted_library(x, kernel) is None
+    with products_of("jaxformer"):
+        assert wanted_library(x, kernel) == "jaxformer"
+        assert wanted_library(x.astype(jnp.bfloat16), kernel) is None
+        assert wanted_library(x, kernel.astype(jnp.bfloat16)) is None
+        with products_of("torch"):
+            assert wanted_library(x, kernel) == "torch"
+        with products_of(None):
+            assert wanted_library(x, kernel) is None
+    with products_of("jaxformer"), layout(object()):
+        assert wanted_library(x, kernel) is None
+
+
+@needs_products("jaxformer")
+def test_a_number_does_not_depend_on_what_is_computed_beside_it():
+    """Tiles have other rows and columns, and threads other parts, where there are more of them."""
+    x, kernel, _ = matrices(513, 401, 333)
+    multiply, rows, columns = multiply_by("jaxformer"), slice(67, 190), slice(128, 171)
+    whole, part = multiply(x, kernel), multiply(x[rows], kernel[:, columns])
+    np.testing.assert_array_equal(whole[rows, columns], part)
+
+
+def test_custom_calls_can_be_turned_off(monkeypatch):
+    monkeypatch.setenv("JAXFORMER_CUSTOM_CALLS", "off")
+    with pytest.raises(UnavailableError, match=r"^JAXFORMER_CUSTOM_CALLS is off$"):
+        check_products("jaxformer")
 
 
 def test_a_torch_without_mkl_is_said_to_be_so():
@@ -210,13 +243,13 @@ def test_without_torch_it_is_said(monkeypatch):
         torch_library._load_torch()
 
 
-@needs_products
+@needs_products("torch")
 @pytest.mark.tier("full")
 def test_torch_is_not_imported():
     code = """
 import sys
-from jaxformer.hardware.torch_library import register_products
-register_products()
+from jaxformer.hardware.matrix_products import register_products
+register_products("torch")
 sys.exit("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True)

@@ -1,0 +1,73 @@
+"""Makes matrix products known to XLA, as custom calls: jaxformer's own, or torch's.
+
+Both are built from one source (``matrix_products.c``). jaxformer's own are in C too; torch's are
+calls of the library that torch brings along (``torch_library``).
+"""
+
+import functools
+from typing import Literal, get_args
+
+import jax
+
+from jaxformer.hardware import custom_calls, torch_library
+from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
+
+# Whose products custom calls are.
+Library = Literal["jaxformer", "torch"]
+LIBRARIES: tuple[Library, ...] = get_args(Library)
+# Custom calls for A B, A Bᵀ and Aᵀ B of matrices.
+PRODUCT, BY_TRANSPOSED, TRANSPOSED_BY = _MATRIX_FORMS = "product", "product_bt", "product_at"
+# Of each head: queries by keys, weights by values, and transposed weights by what queries have.
+SCORES, WEIGHTED, WEIGHTED_BACK = _HEAD_FORMS = "scores", "weighted", "weighted_back"
+# Of rows in groups: with the group's matrix, with it transposed, and the matrices of groups.
+GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = _GROUP_FORMS = (
+    "grouped", "grouped_bt", "grouped_matrices",
+)  # fmt: skip
+_FORMS = _MATRIX_FORMS + _HEAD_FORMS + _GROUP_FORMS
+NAME = "matrix_products"
+# How the source is built, from what is best to what every compiler takes.
+_OPTIONS = {"jaxformer": FAST_OPTIONS, "torch": (("-O2", "-DSGEMM"),)}
+
+
+def named_library(name: str) -> Library | None:
+    """Returns the library of this name, None where it is none, such as ``xla``."""
+    return next((library for library in LIBRARIES if library == name), None)
+
+
+def target(library: Library, form: str) -> str:
+    """Returns the name that XLA knows a custom call by."""
+    return f"{library}_{form}"
+
+
+# Products with weight matrices.
+MATRIX_TARGETS = frozenset(target(lib, form) for lib in LIBRARIES for form in _MATRIX_FORMS)
+
+
+def check_products(library: Library) -> None:
+    """Checks that nothing is missing that ``register_products`` needs, and waits for no compiler.
+
+    Raises:
+        UnavailableError: a C compiler is missing, torch or its products are, or jaxformer's custom
+            calls are turned off.
+    """
+    if library == "torch":
+        torch_library.load_functions()
+    elif custom_calls.are_off():
+        raise UnavailableError(f"{custom_calls.SWITCH} is {custom_calls.OFF}")
+    custom_calls.check(NAME, _OPTIONS[library])
+
+
+@functools.cache
+def register_products(library: Library) -> None:
+    """Makes the custom calls of a library known to XLA, once in a process.
+
+    Raises:
+        UnavailableError: see ``check_products``; or the compiler fails.
+    """
+    check_products(library)
+    built = custom_calls.load(NAME, _OPTIONS[library])
+    built.jaxformer_set_devices(jax.local_device_count("cpu"))
+    if library == "torch":
+        built.jaxformer_set_sgemm(*torch_library.load_functions())
+    functions = {target(library, form): f"jaxformer_{form}" for form in _FORMS}
+    custom_calls.register(built, functions)

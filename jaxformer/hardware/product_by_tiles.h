@@ -1,0 +1,149 @@
+// Products of matrices by tiles. What a tile reads of b lies in a panel: as many columns as a tile
+// has, one row after the other, for so many terms of the sum that it stays in a core's cache. A
+// number of the result is added up in the same order wherever it lies and however products are cut.
+
+#include "tiles.h"
+
+enum { kPanel = kTileVectors * kLanes };
+// Terms of a panel; and, of a matrix that is transposed, rows whose numbers are brought side by side
+// at a time.
+enum { kTerms = 384, kPackedRows = 384, kPadding = 16 };
+// Of a result that is cut by columns, each part is as wide as some panels.
+enum { kColumnStep = kPanel };
+
+static inline bool best_cut_by_rows(int rows, int columns, bool transpose_a, int threads) {
+  (void)rows;
+  // Cut by columns each thread makes panels of its own, where by rows all make the same. With rows
+  // that are packed it is the other way round, and these take longer.
+  return transpose_a || (columns + kPanel - 1) / kPanel % threads != 0;
+}
+
+// Each thread's.
+static _Thread_local struct {
+  float panel[kTerms * kPanel];
+  float rows[(kPackedRows / kTileRows + 1) * (kTerms * kTileRows + kPadding)];
+} space __attribute__((aligned(64)));
+
+// Transposes a square: what has its rows so far apart becomes columns of a panel.
+enum { kSquare = 16 };
+static inline void turn_square(const float* from, int64_t stride, float* to, int width) {
+  float turned[kSquare][kSquare];
+  for (int j = 0; j < kSquare; ++j)
+    for (int t = 0; t < kSquare; ++t) turned[t][j] = from[j * stride + t];
+  for (int t = 0; t < kSquare; ++t) memcpy(to + t * width, turned[t], sizeof(turned[t]));
+}
+
+// Makes a panel, of so many numbers a row, of which so many columns are used and others are 0.
+static void make_panel(Matrix b, bool transposed, int terms, int width, int columns,
+                       float* panel) {
+  if (columns < width) memset(panel, 0, sizeof(float) * terms * width);
+  if (!transposed) {
+    for (int t = 0; t < terms; ++t) {
+      const float* from = b.data + (int64_t)t * b.stride;
+      // A constant size makes it a few instructions.
+      if (columns == kPanel) memcpy(panel + t * width, from, sizeof(float) * kPanel);
+      else memcpy(panel + t * width, from, sizeof(float) * columns);
+    }
+    return;
+  }
+  for (int j = 0; j < columns; j += kSquare)
+    for (int t = 0; t < terms; t += kSquare) {
+      const float* from = b.data + (int64_t)j * b.stride + t;
+      float* to = panel + t * width + j;
+      if (j + kSquare <= columns && t + kSquare <= terms) {
+        turn_square(from, b.stride, to, width);
+        continue;
+      }
+      for (int i = 0; i < kSquare && j + i < columns; ++i)
+        for (int s = 0; s < kSquare && t + s < terms; ++s)
+          to[s * width + i] = from[(int64_t)i * b.stride + s];
+    }
+}
+
+// Brings the numbers that a tile has of each term side by side, of a matrix with a row for each term.
+// Returns how far apart tiles are: so that what is written for a term lies in different sets of the
+// cache, as it would not if it were a multiple of its lines.
+static int64_t pack_rows(const float* a, int64_t stride, int rows, int terms, float* to) {
+  const int64_t per_tile = kTileRows * terms + kPadding;
+  for (int t = 0; t < terms; ++t, a += stride, to += kTileRows) {
+    float* tile = to;
+    int i = 0;
+    for (; i + kTileRows <= rows; i += kTileRows, tile += per_tile)
+      memcpy(tile, a + i, sizeof(float) * kTileRows);
+    for (int rest = 0; i + rest < rows; ++rest) tile[rest] = a[i + rest];
+  }
+  return per_tile;
+}
+
+// A tile of so many columns, which are fewer than its registers hold where the result ends.
+INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_stride, int terms,
+                             int rows, int vectors, int columns, bool adds) {
+  const int width = vectors * kLanes;
+  if (columns == width) {
+    multiply_tile(a, panel, width, c, c_stride, terms, rows, vectors, adds);
+    return;
+  }
+  float part[kTileRows * kPanel];
+  for (int i = 0; adds && i < rows; ++i)
+    memcpy(part + i * width, c + i * c_stride, sizeof(float) * columns);
+  multiply_tile(a, panel, width, part, width, terms, rows, vectors, adds);
+  for (int i = 0; i < rows; ++i)
+    memcpy(c + i * c_stride, part + i * width, sizeof(float) * columns);
+}
+
+// All rows of so many columns; the factor's numbers are so far apart from tile to tile.
+INLINE void multiply_rows(Factor a, int64_t per_tile, const float* panel, float* c,
+                          int64_t c_stride, int terms, int rows, int vectors, int columns,
+                          bool adds) {
+  for (; rows >= kTileRows; rows -= kTileRows, a.data += per_tile, c += kTileRows * c_stride)
+    multiply_columns(a, panel, c, c_stride, terms, kTileRows, vectors, columns, adds);
+  for (; rows >= 2; rows -= 2, a.data += 2 * a.per_row, c += 2 * c_stride)
+    multiply_columns(a, panel, c, c_stride, terms, 2, vectors, columns, adds);
+  if (rows > 0) multiply_columns(a, panel, c, c_stride, terms, 1, vectors, columns, adds);
+}
+
+// Each is compiled once, with the registers of a tile as a constant.
+typedef void MultiplyRows(Factor a, int64_t per_tile, const float* panel, float* c,
+                          int64_t c_stride, int terms, int rows, int columns, bool adds);
+#define MULTIPLY_ROWS(name, vectors)                                                             \
+  static void name(Factor a, int64_t per_tile, const float* panel, float* c, int64_t c_stride,   \
+                   int terms, int rows, int columns, bool adds) {                                \
+    multiply_rows(a, per_tile, panel, c, c_stride, terms, rows, vectors, columns, adds);         \
+  }
+MULTIPLY_ROWS(multiply_wide, kTileVectors)
+MULTIPLY_ROWS(multiply_half, kTileVectors / 2)
+MULTIPLY_ROWS(multiply_narrow, 1)
+
+// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
+static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
+                              int rows, int columns, int inner, bool adds) {
+  float *panel = space.panel, *packed = space.rows;
+  const int most = transpose_a ? kPackedRows : rows;
+  for (int from = 0; from < inner; from += kTerms) {
+    const int terms = inner - from < kTerms ? inner - from : kTerms;
+    const bool goes_on = adds || from > 0;
+    for (int row = 0; row < rows; row += most) {
+      const int some = rows - row < most ? rows - row : most;
+      Factor left = {a.data + (int64_t)row * a.stride + from, a.stride, 1};
+      int64_t per_tile = (int64_t)kTileRows * a.stride;
+      if (transpose_a) {
+        const float* first = a.data + (int64_t)from * a.stride + row;
+        per_tile = pack_rows(first, a.stride, some, terms, packed);
+        left = (Factor){packed, 1, kTileRows};
+      }
+      for (int column = 0, used; column < columns; column += used) {
+        const int rest = columns - column;
+        const int width = rest >= kPanel ? kPanel : rest > kLanes ? kPanel / 2 : kLanes;
+        MultiplyRows* multiply = width == kPanel       ? multiply_wide
+                                 : width == kPanel / 2 ? multiply_half
+                                                       : multiply_narrow;
+        used = rest < width ? rest : width;
+        const int64_t first = (int64_t)from * (transpose_b ? 1 : b.stride) +
+                              (int64_t)column * (transpose_b ? b.stride : 1);
+        make_panel((Matrix){b.data + first, b.stride}, transpose_b, terms, width, used, panel);
+        multiply(left, per_tile, panel, c.data + (int64_t)row * c.stride + column, c.stride, terms,
+                 some, used, goes_on);
+      }
+    }
+  }
+}

@@ -1,0 +1,61 @@
+// Tiles of products: some rows and registers of the result, whose sums stay in registers.
+
+#include <stdbool.h>
+#include <stdint.h>
+
+// Numbers in a register. The rows and registers of a tile fill most of the others.
+#ifdef __AVX512F__
+enum { kLanes = 16, kTileRows = 6, kTileVectors = 4 };
+#else
+enum { kLanes = 8, kTileRows = 6, kTileVectors = 2 };
+#endif
+
+// Unaligned, as XLA's arrays and the matrices in them may be.
+typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+static inline Vector load(const float* from) { return *(const Vector*)from; }
+static inline void store(float* to, Vector x) { *(Vector*)to = x; }
+static inline Vector spread(float x) { return x - (Vector){0}; }
+
+#define INLINE static inline __attribute__((always_inline))
+
+// A factor of a product: where it begins, and how far apart its numbers are from row to row, and
+// along the sum.
+typedef struct {
+  const float* data;
+  int64_t per_row, per_term;
+} Factor;
+
+// Computes so many rows and registers of c = a b, or of c += a b, where b has its numbers side by
+// side along a row.
+INLINE void multiply_tile(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                          int terms, int rows, int vectors, bool adds) {
+  Vector sums[kTileRows][kTileVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < vectors; ++j) {
+      sums[i][j] = spread(0);
+      // What is written in the end comes into the cache meanwhile.
+      __builtin_prefetch(c + i * c_stride + j * kLanes, 1);
+    }
+  for (int t = 0; t < terms; ++t) {
+    Vector right[kTileVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < vectors; ++j) right[j] = load(b + t * b_per_term + j * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) {
+      const Vector left = spread(a.data[i * a.per_row + t * a.per_term]);
+#pragma GCC unroll 8
+      for (int j = 0; j < vectors; ++j) sums[i][j] += left * right[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < vectors; ++j) {
+      float* to = c + i * c_stride + j * kLanes;
+      if (adds) sums[i][j] += load(to);
+      store(to, sums[i][j]);
+    }
+}
