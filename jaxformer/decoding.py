@@ -15,8 +15,10 @@ from jaxformer.checks import check_is_integer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
 from jaxformer.execution.batch_halves import BatchPart
+from jaxformer.execution.called_attention import without_gradients
+from jaxformer.execution.called_products import products_of
 from jaxformer.execution.token_window import Window
-from jaxformer.few_row_layers import FewRowKernels, prepare_few_rows
+from jaxformer.few_row_layers import FewRowKernels, library_for_prompt, prepare_few_rows
 from jaxformer.logits import check_sampling, draw, filter_logits, most_probable
 from jaxformer.parameters import Parameters, merge
 from jaxformer.prompts import read_prompt
@@ -158,7 +160,8 @@ def generating_programs(
         window.cache = make_cache(model.config, batch, slots_read, cache_dtype)
         # What the slots past the prompt leave in the cache is hidden by the causal mask until it
         # is overwritten.
-        hidden = window.read(model, 0, slots_read)
+        with products_of(library_for_prompt(kernels)), without_gradients():
+            hidden = window.read(model, 0, slots_read)
         window.cache = lengths.lengthen(window.cache, window.slots - slots_read)
         last = jax.lax.dynamic_slice_in_dim(hidden, window.length - 1, 1, axis=1)
         chosen_B = choose_tokens(model.logits(last)[:, 0], settings, key, index, part)

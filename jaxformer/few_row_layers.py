@@ -18,6 +18,7 @@ from jaxformer.attention import MultiHeadAttention
 from jaxformer.execution import few_rows
 from jaxformer.execution.separate_experts import separate
 from jaxformer.experts import ExpertWeights
+from jaxformer.hardware.matrix_products import Library, are_registered
 from jaxformer.layers import Embedding, Linear
 from jaxformer.narrow_linear import NarrowLinear
 from jaxformer.parameters import Parameters, join_path, merge, split
@@ -192,6 +193,12 @@ def prepare_few_rows(module: nnx.Module, kernels: FewRowKernels) -> None:
         elif isinstance(node, Linear) and own is not None:
             is_joined = len(own) > node.kernel.shape[1]
             setattr(node, "joined_OI" if is_joined else "kernel_OI", nnx.data(own))
+
+
+def library_for_prompt(kernels: FewRowKernels) -> Library | None:
+    """Returns whose custom calls compute the products of a prompt, None where XLA does."""
+    has_calls = any(map(_is_call, kernels.values()))
+    return "jaxformer" if has_calls and are_registered("jaxformer") else None
 
 
 def _is_call(own: Array | tuple[Array, ...] | None) -> bool:

@@ -9,8 +9,9 @@ come out.
 - ``memory``: how much memory devices and this machine have, and how much is in use.
 - ``compilation_cache``: compiled programs kept between runs.
 - ``custom_calls``: builds what XLA calls of this package's code in C, once for a machine.
-- ``torch_library``: makes the matrix products of torch's library known to XLA.
-- ``row_products``: the same for products of few rows with large matrices, of our own.
+- ``matrix_products``: makes matrix products known to XLA, jaxformer's own or torch's.
+- ``torch_library``: finds the matrix products of the library that torch brings along.
+- ``row_products``: makes products of few rows with large matrices known to XLA.
 - ``attention_call``: the same for attention where there are no gradients.
 - ``processor``: a name for the kind of processor.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.

@@ -4,6 +4,7 @@ Both are built from one source (``matrix_products.c``). jaxformer's own are in C
 calls of the library that torch brings along (``torch_library``).
 """
 
+import contextlib
 import functools
 from typing import Literal, get_args
 
@@ -44,17 +45,25 @@ MATRIX_TARGETS = frozenset(target(lib, form) for lib in LIBRARIES for form in _M
 
 
 def check_products(library: Library) -> None:
-    """Checks that nothing is missing that ``register_products`` needs, and waits for no compiler.
+    """Checks in no time what ``register_products`` needs: it loads nothing, and builds nothing.
 
     Raises:
-        UnavailableError: a C compiler is missing, torch or its products are, or jaxformer's custom
-            calls are turned off.
+        UnavailableError: there is no C compiler or no torch, or jaxformer's custom calls are turned
+            off.
     """
     if library == "torch":
-        torch_library.load_functions()
+        torch_library.torch_version()
     elif custom_calls.are_off():
         raise UnavailableError(f"{custom_calls.SWITCH} is {custom_calls.OFF}")
     custom_calls.check(NAME, _OPTIONS[library])
+
+
+def build_ahead() -> None:
+    """Begins to build what ``register_products`` needs, beside whatever else is done."""
+    for library in LIBRARIES:
+        with contextlib.suppress(UnavailableError):
+            check_products(library)
+            custom_calls.build_ahead(NAME, _OPTIONS[library])
 
 
 @functools.cache
@@ -62,7 +71,7 @@ def register_products(library: Library) -> None:
     """Makes the custom calls of a library known to XLA, once in a process.
 
     Raises:
-        UnavailableError: see ``check_products``; or the compiler fails.
+        UnavailableError: see ``check_products``; the compiler fails, or torch has no such products.
     """
     check_products(library)
     built = custom_calls.load(NAME, _OPTIONS[library])
@@ -71,3 +80,12 @@ def register_products(library: Library) -> None:
         built.jaxformer_set_sgemm(*torch_library.load_functions())
     functions = {target(library, form): f"jaxformer_{form}" for form in _FORMS}
     custom_calls.register(built, functions)
+
+
+def are_registered(library: Library) -> bool:
+    """Returns whether the custom calls of a library can be used, and makes them known to XLA."""
+    try:
+        register_products(library)
+    except UnavailableError:
+        return False
+    return True

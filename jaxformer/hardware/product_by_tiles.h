@@ -79,15 +79,13 @@ static int64_t pack_rows(const float* a, int64_t stride, int rows, int terms, fl
 INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_stride, int terms,
                              int rows, int vectors, int columns, bool adds) {
   const int width = vectors * kLanes;
-  if (columns == width) {
-    multiply_tile(a, panel, width, c, c_stride, terms, rows, vectors, adds);
-    return;
-  }
+  const bool is_cut = columns < width;
   float part[kTileRows * kPanel];
-  for (int i = 0; adds && i < rows; ++i)
+  for (int i = 0; is_cut && adds && i < rows; ++i)
     memcpy(part + i * width, c + i * c_stride, sizeof(float) * columns);
-  multiply_tile(a, panel, width, part, width, terms, rows, vectors, adds);
-  for (int i = 0; i < rows; ++i)
+  multiply_tile(a, panel, width, is_cut ? part : c, is_cut ? width : c_stride, terms, rows, vectors,
+                adds);
+  for (int i = 0; is_cut && i < rows; ++i)
     memcpy(c + i * c_stride, part + i * width, sizeof(float) * columns);
 }
 

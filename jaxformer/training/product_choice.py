@@ -22,16 +22,18 @@ from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.matrix_products import (
     LIBRARIES,
     Library,
+    are_registered,
     check_products,
-    register_products,
 )
 from jaxformer.hardware.processor import processor_kind
 from jaxformer.hardware.torch_library import torch_version
 from jaxformer.hardware.user_folders import user_cache
 from jaxformer.storage.durable_files import atomic_write_text
 
-# How much faster than XLA's others must be: below, a run gains too little to leave XLA's.
-LEAST_GAIN = 1.05
+# How many times as fast as XLA's the products of others must be. A step gains more than these do,
+# as custom calls bring no head of attention to another place: where this said 1.03, a step of nano
+# was 1.12 times as fast.
+LEAST_GAIN = 1.0
 # All are measured in turn for so many seconds in all, and the fastest turn of each counts.
 SECONDS, FEWEST_TURNS = 0.3, 5
 # One is left out once half of its turns are so much slower than the fastest of another: whatever
@@ -65,7 +67,7 @@ def fastest_library(
         return None
     gains = _gains_here(available, (rows, inputs, outputs), devices)
     fastest = max(gains, key=lambda library: gains[library], default=None)
-    if fastest is None or gains[fastest] < LEAST_GAIN or not _is_registered(fastest):
+    if fastest is None or gains[fastest] < LEAST_GAIN or not are_registered(fastest):
         return None
     return fastest
 
@@ -73,14 +75,6 @@ def fastest_library(
 def _is_available(library: Library) -> bool:
     try:
         check_products(library)
-    except UnavailableError:
-        return False
-    return True
-
-
-def _is_registered(library: Library) -> bool:
-    try:
-        register_products(library)
     except UnavailableError:
         return False
     return True
@@ -132,15 +126,17 @@ def _measure_gains(
     """Returns XLA's time for a feed-forward divided by that of each library that can be used."""
     turns = max(1, round(OPERATIONS_IN_TURN / (12 * np.prod(shape) * len(devices))))
     prepare = functools.partial(_timed_call, turns=turns, shape=shape, devices=devices)
-    # XLA's is compiled while a C compiler builds the others.
-    thread = concurrent.futures.ThreadPoolExecutor(1, "products")
-    call_of_xla = thread.submit(prepare, jnp.matmul)
-    thread.shutdown(wait=False)
-    calls = {
-        library: prepare(functools.partial(product, library))
-        for library in libraries
-        if _is_registered(library)
-    }
+
+    def prepare_library(library: Library) -> Callable[[], Any] | None:
+        multiply = functools.partial(product, library)
+        return prepare(multiply) if are_registered(library) else None
+
+    # Programs are compiled while a C compiler builds what others call.
+    with concurrent.futures.ThreadPoolExecutor(1 + len(libraries), "products") as threads:
+        call_of_xla = threads.submit(prepare, jnp.matmul)
+        prepared = list(threads.map(prepare_library, libraries))
+    found = zip(libraries, prepared, strict=True)
+    calls = {library: call for library, call in found if call is not None}
     seconds = _time_in_turn({None: call_of_xla.result(), **calls})
     return {library: round(seconds[None] / seconds[library], 3) for library in calls}
 
