@@ -231,11 +231,11 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     corpus = load_data(config, download=options.download)
 
     with without_collection(all_stays=True):
-        from jaxformer.hardware import matrix_products
         from jaxformer.hardware.compilation_cache import use_compilation_cache
+        from jaxformer.training.products import prepare_choice
 
-        if config.products == "auto" and not options.resume:
-            matrix_products.build_ahead()
+        if not options.resume:
+            prepare_choice(config)
         from jaxformer.training.experiment import Experiment
 
     use_compilation_cache(options.compilation_cache)

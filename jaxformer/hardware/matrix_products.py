@@ -4,7 +4,6 @@ Both are built from one source (``matrix_products.c``). jaxformer's own are in C
 calls of the library that torch brings along (``torch_library``).
 """
 
-import contextlib
 import functools
 from typing import Literal, get_args
 
@@ -58,12 +57,9 @@ def check_products(library: Library) -> None:
     custom_calls.check(NAME, _OPTIONS[library])
 
 
-def build_ahead() -> None:
-    """Begins to build what ``register_products`` needs, beside whatever else is done."""
-    for library in LIBRARIES:
-        with contextlib.suppress(UnavailableError):
-            check_products(library)
-            custom_calls.build_ahead(NAME, _OPTIONS[library])
+def build_products(library: Library) -> None:
+    """Begins to build what ``register_products`` needs, in a thread of its own."""
+    custom_calls.build_ahead(NAME, _OPTIONS[library])
 
 
 @functools.cache

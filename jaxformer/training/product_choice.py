@@ -23,9 +23,10 @@ from jaxformer.hardware.matrix_products import (
     LIBRARIES,
     Library,
     are_registered,
+    build_products,
     check_products,
 )
-from jaxformer.hardware.processor import processor_kind
+from jaxformer.hardware.processor import is_intel, processor_kind
 from jaxformer.hardware.torch_library import torch_version
 from jaxformer.hardware.user_folders import user_cache
 from jaxformer.storage.durable_files import atomic_write_text
@@ -43,6 +44,8 @@ CLEAR_GAIN, CLEAR_TURNS = 1.2, 3
 LARGEST_SHAPE = 2048, 1024, 4096
 # Products of a feed-forward in a turn, so that a turn is longer than what starts it.
 OPERATIONS_IN_TURN = 1e9
+# torch's are Intel's, which use less of the processors of others. To load them takes a while.
+_LIBRARIES: tuple[Library, ...] = LIBRARIES if is_intel() else ("jaxformer",)
 # How many times as fast as XLA's the products of each library are.
 Gains = Mapping[Library, float]
 
@@ -62,7 +65,7 @@ def fastest_library(
         outputs: of its first matrix, F.
         devices: CPU devices, which compute at the same time.
     """
-    available = [library for library in LIBRARIES if _is_available(library)]
+    available = [library for library in _LIBRARIES if _is_available(library)]
     if not available:
         return None
     gains = _gains_here(available, (rows, inputs, outputs), devices)
@@ -70,6 +73,12 @@ def fastest_library(
     if fastest is None or gains[fastest] < LEAST_GAIN or not are_registered(fastest):
         return None
     return fastest
+
+
+def build_ahead() -> None:
+    """Begins to build what is to be measured, beside whatever else is done."""
+    for library in filter(_is_available, _LIBRARIES):
+        build_products(library)
 
 
 def _is_available(library: Library) -> bool:

@@ -32,6 +32,7 @@ ALL = [*LIBRARIES]
 def available(monkeypatch, tmp_path):
     """Whose products can be used here, with an empty cache; to be changed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(product_choice, "_LIBRARIES", LIBRARIES)
     monkeypatch.setattr(product_choice, "torch_version", lambda: "1.0")
     found = [*LIBRARIES]
 
@@ -189,6 +190,12 @@ def test_what_cannot_be_built_is_left_out(available, monkeypatch):
     )
     assert choose() == "jaxformer"
     assert {*done[:2]} == {*ALL}
+
+
+def test_torchs_are_tried_on_intels_processors_alone(measured, monkeypatch):
+    monkeypatch.setattr(product_choice, "_LIBRARIES", ("jaxformer",))
+    assert choose() == "jaxformer"
+    assert measured == [(["jaxformer"], SHAPE)]
 
 
 @pytest.mark.skipif("jaxformer" in MISSING, reason="no C compiler")
