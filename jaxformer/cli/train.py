@@ -232,10 +232,6 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
 
     with without_collection(all_stays=True):
         from jaxformer.hardware.compilation_cache import use_compilation_cache
-        from jaxformer.training.products import prepare_choice
-
-        if not options.resume:
-            prepare_choice(config)
         from jaxformer.training.experiment import Experiment
 
     use_compilation_cache(options.compilation_cache)

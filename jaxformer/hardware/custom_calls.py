@@ -6,8 +6,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import threading
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -29,8 +27,6 @@ FAST_OPTIONS = ((*_FAST, "--param=avoid-fma-max-bits=0"), _FAST)
 SWITCH, OFF = "JAXFORMER_CUSTOM_CALLS", "off"
 # In seconds. It takes half of one.
 LONGEST_BUILD = 60
-# Of each library, for threads that want the same one.
-_locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
 
 class UnavailableError(Exception):
@@ -58,16 +54,6 @@ def load(name: str, options: Sequence[Sequence[str]]) -> ctypes.CDLL:
         with contextlib.suppress(UnavailableError):
             return _load(name, some)
     return _load(name, last)
-
-
-def build_ahead(name: str, options: Sequence[Sequence[str]]) -> None:
-    """Begins to build a library, in a thread of its own; ``load`` waits for it."""
-
-    def build() -> None:
-        with contextlib.suppress(UnavailableError):
-            load(name, options)
-
-    threading.Thread(target=build, name=f"build-{name}", daemon=True).start()
 
 
 def _load(name: str, options: Sequence[str]) -> ctypes.CDLL:
@@ -119,9 +105,8 @@ def _build(name: str, options: Sequence[str]) -> Path:
         built.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(built.parent):
             raise UnavailableError(f"others can write to {built.parent}")
-        with _locks[built]:
-            if not built.exists():
-                _compile(_source(name), options, built)
+        if not built.exists():
+            _compile(_source(name), options, built)
     except (OSError, subprocess.SubprocessError) as error:
         raise UnavailableError(f"the custom calls cannot be built: {error}") from error
     return built

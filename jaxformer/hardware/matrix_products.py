@@ -57,11 +57,6 @@ def check_products(library: Library) -> None:
     custom_calls.check(NAME, _OPTIONS[library])
 
 
-def build_products(library: Library) -> None:
-    """Begins to build what ``register_products`` needs, in a thread of its own."""
-    custom_calls.build_ahead(NAME, _OPTIONS[library])
-
-
 @functools.cache
 def register_products(library: Library) -> None:
     """Makes the custom calls of a library known to XLA, once in a process.

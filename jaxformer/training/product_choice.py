@@ -23,7 +23,6 @@ from jaxformer.hardware.matrix_products import (
     LIBRARIES,
     Library,
     are_registered,
-    build_products,
     check_products,
 )
 from jaxformer.hardware.processor import is_intel, processor_kind
@@ -36,7 +35,7 @@ from jaxformer.storage.durable_files import atomic_write_text
 # was 1.12 times as fast.
 LEAST_GAIN = 1.0
 # All are measured in turn for so many seconds in all, and the fastest turn of each counts.
-SECONDS, FEWEST_TURNS = 0.3, 5
+SECONDS, FEWEST_TURNS = 0.15, 5
 # One is left out once half of its turns are so much slower than the fastest of another: whatever
 # else the machine does makes turns longer, and none shorter.
 CLEAR_GAIN, CLEAR_TURNS = 1.2, 3
@@ -73,12 +72,6 @@ def fastest_library(
     if fastest is None or gains[fastest] < LEAST_GAIN or not are_registered(fastest):
         return None
     return fastest
-
-
-def build_ahead() -> None:
-    """Begins to build what is to be measured, beside whatever else is done."""
-    for library in filter(_is_available, _LIBRARIES):
-        build_products(library)
 
 
 def _is_available(library: Library) -> bool:

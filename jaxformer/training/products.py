@@ -10,17 +10,10 @@ from jaxformer.execution.cores import count_cores
 from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.matrix_products import Library, named_library, register_products
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.product_choice import build_ahead, fastest_library
+from jaxformer.training.product_choice import fastest_library
 
 # Of a product in a feed-forward. A run with smaller ones is over soon, whatever computes them.
 FEWEST_OPERATIONS = 1e7
-
-
-def prepare_choice(config: TrainConfig) -> None:
-    """Begins to build what ``choose_products`` may measure, beside whatever else is done."""
-    may_measure = config.products == "auto" and config.dtype == "float32"
-    if may_measure and not _is_small(config, _rows(config, 1)):
-        build_ahead()
 
 
 def choose_products(
@@ -59,20 +52,11 @@ def _fastest(config: TrainConfig, devices: Sequence[jax.Device]) -> Library | No
     # Devices beyond the cores only look like many, and wait for each other.
     if _not_for_run(config, devices) or len(devices) > count_cores():
         return None
-    rows = _rows(config, len(devices))
-    if _is_small(config, rows):
-        return None
-    return fastest_library(rows, config.model.d_model, config.model.feed_forward_width, devices)
-
-
-def _rows(config: TrainConfig, devices: int) -> int:
-    """Returns how many tokens each of so many devices computes at a time."""
-    return config.batch_size // config.accumulation // devices * config.window
-
-
-def _is_small(config: TrainConfig, rows: int) -> bool:
+    rows = config.batch_size // config.accumulation // len(devices) * config.window
     model = config.model
-    return 2 * rows * model.d_model * model.feed_forward_width < FEWEST_OPERATIONS
+    if 2 * rows * model.d_model * model.feed_forward_width < FEWEST_OPERATIONS:
+        return None
+    return fastest_library(rows, model.d_model, model.feed_forward_width, devices)
 
 
 def _why_not(library: Library, config: TrainConfig, devices: Sequence[jax.Device]) -> str | None:

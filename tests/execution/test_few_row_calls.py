@@ -53,14 +53,11 @@ def built(request, monkeypatch):
 @functools.cache
 def _register_narrow():
     try:
-        library = custom_calls.load(
-            "few_row_products", [*row_products.OPTIONS, "-mno-avx512f", "-w"]
-        )
+        options = [*custom_calls.FAST_OPTIONS[0], "-mno-avx512f", "-w"]
+        library = custom_calls.load("few_row_products", [options])
     except custom_calls.UnavailableError:
         return None
-    for target in row_products.TARGETS:
-        call = jax.ffi.pycapsule(getattr(library, target))
-        jax.ffi.register_ffi_target(f"narrow_{target}", call, platform="cpu")
+    custom_calls.register(library, {f"narrow_{name}": name for name in row_products.TARGETS})
     return library
 
 
