@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import all_of_mkl
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "triton")
 VARIABLES = ("GLIBC_TUNABLES", "XLA_FLAGS", "OMP_NUM_THREADS", "TORCH_LOGS", "CUDA_VISIBLE_DEVICES")
@@ -42,6 +44,9 @@ def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
     )
     made.add_argument("--turns", type=_positive, default=turns, help="default %(default)s")
     made.add_argument("--out", type=Path, help="file for the JSON result; default standard output")
+    made.add_argument(
+        all_of_mkl.FLAG, action="store_true", help="let torch use all of a processor of AMD's"
+    )
     return made
 
 
@@ -56,6 +61,7 @@ def run(main: Callable[[], None]) -> None:
     from jaxformer.errors import JaxformerError
     from jaxformer.hardware.huge_pages import reexec_with_huge_pages
 
+    all_of_mkl.reexec_if_asked()
     reexec_with_huge_pages()
 
     try:
@@ -80,6 +86,7 @@ def facts() -> dict[str, Any]:
         "machine": {
             "cpu": processor(),
             "vector_instructions": vector_instructions(),
+            "all_of_mkl": all_of_mkl.is_used(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(memory / 2**30, 1),
             "gpu": _gpus(),

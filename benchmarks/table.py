@@ -163,7 +163,8 @@ def _processor(machine: Mapping[str, Any]) -> str:
     # Older results do not say which instructions there were.
     instructions = machine.get("vector_instructions")
     name = f"{machine['cpu']} with {instructions}" if instructions else machine["cpu"]
-    return f"{name}, {machine['cores']} cores"
+    all_of_mkl = " and all of MKL" if machine.get("all_of_mkl") else ""
+    return f"{name}{all_of_mkl}, {machine['cores']} cores"
 
 
 JAXFORMER_SIDES = ("jaxformer", "train.py")
