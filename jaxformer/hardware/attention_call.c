@@ -29,22 +29,20 @@ INLINE void multiply_rows(Factor a, const float* b, int64_t b_per_term, float* c
   int at = 0;
   for (; at + kTileVectors * kLanes <= width; at += kTileVectors * kLanes)
     multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors, false);
-  for (; at < width; at += kLanes)
+  const int rest = (width - at) / kLanes;
+  if (rest == 3 && kTileVectors > 3)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 3, false);
+  else if (rest == 2 && kTileVectors > 2)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 2, false);
+  else if (rest == 1)
     multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1, false);
 }
 
-static void multiply(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                     int rows, int width, int terms) {
-  for (; rows >= kTileRows; rows -= kTileRows) {
-    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows);
-    a.data += kTileRows * a.per_row;
-    c += kTileRows * c_stride;
-  }
-  for (; rows > 0; --rows) {
-    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1);
-    a.data += a.per_row;
-    c += c_stride;
-  }
+// Computes a tile's rows of c = a b, or one of them.
+static void multiply_some(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                          int width, int terms, int rows) {
+  if (rows == kTileRows) multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows);
+  else multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1);
 }
 
 // Returns exp(x) of numbers of at most 0. With x = n log 2 + r a polynomial gives exp(r) (S.
@@ -88,11 +86,16 @@ static int last_key(const Attention* p, int query) {
   return p->window ? least(query + p->window, p->keys) : p->keys;
 }
 
+// How many rows are computed at a time, of so many that are left.
+static int rows_at_once(int left) { return left < kTileRows ? 1 : kTileRows; }
+
 // Replaces the scores of a block, times the scale, by their exponentials beside the largest of each
 // query, 0 where a key is not seen, and writes one over the sum of each query: 0 where it sees none.
-static void weigh(float* scores, float scale, int keys, const int32_t* first, const int32_t* last,
-                  float* factors) {
+// Of each group of queries only the first keys have scores, as many as bounds says.
+static void weigh(float* scores, float scale, const int* bounds, const int32_t* first,
+                  const int32_t* last, float* factors) {
   for (int group = 0; group < kGroups; ++group) {
+    const int keys = bounds[group];
     float* column = scores + group * kLanes;
     const Integers from = *(const Integers*)(first + group * kLanes);
     const Integers to = *(const Integers*)(last + group * kLanes);
@@ -148,10 +151,27 @@ static void attend(const Job* job, int block) {
       last[i] = last_key(p, start + i) - from;
     }
   }
-  const Factor by_key = {k, per_key, 1}, by_query = {scores, 1, kQueries};
-  multiply(by_key, turned, kQueries, scores, kQueries, keys, kQueries, width);
-  weigh(scores, p->scale, keys, first, last, factors);
-  multiply(by_query, v, per_key, sums, width, rows, width, keys);
+  // The last keys of a group of queries, and of the tile that the next group has a part of.
+  int bounds[kGroups];
+  for (int group = 0; group < kGroups; ++group)
+    bounds[group] = last[least((group + 1) * kLanes + kTileRows - 2, rows - 1)];
+  for (int key = 0, some; key < keys; key += some) {
+    some = rows_at_once(keys - key);
+    int group = 0;
+    while (bounds[group] <= key) ++group;
+    const Factor by_key = {k + key * per_key, per_key, 1};
+    const int skipped = group * kLanes;
+    multiply_some(by_key, turned + skipped, kQueries, scores + key * kQueries + skipped, kQueries,
+                  kQueries - skipped, width, some);
+  }
+  weigh(scores, p->scale, bounds, first, last, factors);
+  for (int i = 0, some; i < rows; i += some) {
+    some = rows_at_once(rows - i);
+    const int begin = first[i], seen = last[i + some - 1] - begin;
+    const Factor by_query = {scores + begin * kQueries + i, 1, kQueries};
+    multiply_some(by_query, v + begin * per_key, per_key, sums + i * width, width, width, seen,
+                  some);
+  }
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < width; ++j) out[i * per_query + j] = sums[i * width + j] * factors[i];
   free(turned);
