@@ -28,6 +28,7 @@ CPU = {
     "evaluation-baby": "evaluation.py --preset baby",
     "generation": "generation.py",
     "choosing": "choosing.py",
+    "products": "products.py",
     "narrow_weights": "narrow_weights.py",
     "many_requests": "many_requests.py",
     "drafts": "drafts.py",

@@ -85,7 +85,7 @@ class Jaxformer(Side):
 
         super().__init__(task)
         config = choose_products(task.config, choose_devices(task.config))[0]
-        self.side = sides.Jaxformer(config, task.ids)
+        self.side = sides.Jaxformer(config, task.ids, compiles_ahead=True)
         # As many as its trainer takes, whatever is given.
         self.evaluation_batches = (1,)
         self.model: Any = None

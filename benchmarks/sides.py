@@ -105,7 +105,8 @@ def training_flops(config: TrainConfig) -> int:
 class Jaxformer:
     """Runs jaxformer as ``train.py`` does: calls of up to a second, state donated."""
 
-    def __init__(self, config: TrainConfig, ids: np.ndarray):
+    def __init__(self, config: TrainConfig, ids: np.ndarray, *, compiles_ahead: bool = False):
+        """Draws the parameters; if asked to, it compiles a single step meanwhile, as a run does."""
         from jaxformer.training.initial_state import plan_parameters
         from jaxformer.training.parallel import StepSpec, make_strategy
         from jaxformer.training.parallel.devices import choose_devices
@@ -113,6 +114,8 @@ class Jaxformer:
 
         spec = StepSpec.from_config(config)
         self.parallel = make_strategy(config, spec, choose_devices(config))
+        if compiles_ahead:
+            self.parallel.compile_ahead(spec.state_shapes(), len(ids), 1)
         self.state = self.parallel.initial_state(plan_parameters(config.model, config.seed))
         self.tokens = self.parallel.place_tokens(ids)
         self.evaluation_batch = self.parallel.evaluation_batch_size

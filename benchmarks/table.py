@@ -35,7 +35,7 @@ BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
     "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
     "families", "growth", "narrow_weights", "many_requests", "drafts", "choosing",
-    "accelerator_checks", "jax_versions",
+    "accelerator_checks", "jax_versions", "products",
 )  # fmt: skip
 Result = dict[str, Any]
 

@@ -5,8 +5,8 @@
 #include "tiles.h"
 
 enum { kPanel = kTileVectors * kLanes };
-// Terms of a panel; and, of a matrix that is transposed, rows whose numbers are brought side by side
-// at a time.
+// The most terms of a panel; and, of a matrix that is transposed, rows whose numbers are brought side
+// by side at a time.
 enum { kTerms = 384, kPackedRows = 384, kPadding = 16 };
 // Of a result that is cut by columns, each part is as wide as some panels.
 enum { kColumnStep = kPanel };
@@ -24,14 +24,51 @@ static _Thread_local struct {
   float rows[(kPackedRows / kTileRows + 1) * (kTerms * kTileRows + kPadding)];
 } space __attribute__((aligned(64)));
 
-// Transposes a square: what has its rows so far apart becomes columns of a panel.
-enum { kSquare = 16 };
+// Transposes a square: what has its rows so far apart becomes columns of a panel. In each of its
+// rounds pairs of rows exchange halves, then quarters, and so on.
+enum { kSquare = kLanes };
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define HAS_SHUFFLES
+#endif
+#endif
+#ifdef HAS_SHUFFLES
+#define FIRST(lane, apart) ((lane) & (apart) ? kLanes + (lane) - (apart) : (lane))
+#define SECOND(lane, apart) ((lane) & (apart) ? kLanes + (lane) : (lane) + (apart))
+#define EIGHT(of, n, apart)                                                                      \
+  of(n, apart), of(n + 1, apart), of(n + 2, apart), of(n + 3, apart), of(n + 4, apart),          \
+      of(n + 5, apart), of(n + 6, apart), of(n + 7, apart)
+#ifdef __AVX512F__
+#define ALL(of, apart) EIGHT(of, 0, apart), EIGHT(of, 8, apart)
+#else
+#define ALL(of, apart) EIGHT(of, 0, apart)
+#endif
+#define EXCHANGE(rows, apart)                                                                    \
+  _Pragma("GCC unroll 16") for (int i = 0; i < kSquare; ++i) if (!(i & (apart))) {               \
+    const Vector first = rows[i], second = rows[i + (apart)];                                    \
+    rows[i] = __builtin_shufflevector(first, second, ALL(FIRST, apart));                         \
+    rows[i + (apart)] = __builtin_shufflevector(first, second, ALL(SECOND, apart));              \
+  }
+
 static inline void turn_square(const float* from, int64_t stride, float* to, int width) {
-  float turned[kSquare][kSquare];
-  for (int j = 0; j < kSquare; ++j)
-    for (int t = 0; t < kSquare; ++t) turned[t][j] = from[j * stride + t];
-  for (int t = 0; t < kSquare; ++t) memcpy(to + t * width, turned[t], sizeof(turned[t]));
+  Vector rows[kSquare];
+#pragma GCC unroll 16
+  for (int i = 0; i < kSquare; ++i) rows[i] = load(from + i * stride);
+#ifdef __AVX512F__
+  EXCHANGE(rows, 8)
+#endif
+  EXCHANGE(rows, 4)
+  EXCHANGE(rows, 2)
+  EXCHANGE(rows, 1)
+#pragma GCC unroll 16
+  for (int i = 0; i < kSquare; ++i) store(to + i * width, rows[i]);
 }
+#else
+static inline void turn_square(const float* from, int64_t stride, float* to, int width) {
+  for (int i = 0; i < kSquare; ++i)
+    for (int t = 0; t < kSquare; ++t) to[t * width + i] = from[i * stride + t];
+}
+#endif
 
 // Makes a panel, of so many numbers a row, of which so many columns are used and others are 0.
 static void make_panel(Matrix b, bool transposed, int terms, int width, int columns,
@@ -64,18 +101,20 @@ static void make_panel(Matrix b, bool transposed, int terms, int width, int colu
 // Returns how far apart tiles are: so that what is written for a term lies in different sets of the
 // cache, as it would not if it were a multiple of its lines.
 static int64_t pack_rows(const float* a, int64_t stride, int rows, int terms, float* to) {
+  typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
   const int64_t per_tile = kTileRows * terms + kPadding;
   for (int t = 0; t < terms; ++t, a += stride, to += kTileRows) {
     float* tile = to;
     int i = 0;
-    for (; i + kTileRows <= rows; i += kTileRows, tile += per_tile)
-      memcpy(tile, a + i, sizeof(float) * kTileRows);
-    for (int rest = 0; i + rest < rows; ++rest) tile[rest] = a[i + rest];
+    // Two numbers more than a tile has are written over by the next term, or lie in the padding.
+    for (; i + 8 <= rows; i += kTileRows, tile += per_tile) *(Eight*)tile = *(const Eight*)(a + i);
+    for (; i < rows; i += kTileRows, tile += per_tile)
+      memcpy(tile, a + i, sizeof(float) * (rows - i < kTileRows ? rows - i : kTileRows));
   }
   return per_tile;
 }
 
-// A tile of so many columns, which are fewer than its registers hold where the result ends.
+// Computes a tile of so many columns, fewer than its registers hold where the result ends.
 INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_stride, int terms,
                              int rows, int vectors, int columns, bool adds) {
   const int width = vectors * kLanes;
@@ -89,7 +128,7 @@ INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_s
     memcpy(c + i * c_stride, part + i * width, sizeof(float) * columns);
 }
 
-// All rows of so many columns; the factor's numbers are so far apart from tile to tile.
+// Computes all rows of so many columns; the factor's numbers are so far apart from tile to tile.
 INLINE void multiply_rows(Factor a, int64_t per_tile, const float* panel, float* c,
                           int64_t c_stride, int terms, int rows, int vectors, int columns,
                           bool adds) {
@@ -117,8 +156,10 @@ static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpo
                               int rows, int columns, int inner, bool adds) {
   float *panel = space.panel, *packed = space.rows;
   const int most = transpose_a ? kPackedRows : rows;
-  for (int from = 0; from < inner; from += kTerms) {
-    const int terms = inner - from < kTerms ? inner - from : kTerms;
+  // A sum is cut into parts of nearly the same length.
+  const int parts = inner > kTerms ? (inner + kTerms - 1) / kTerms : 1;
+  for (int part = 0, from = 0, terms; part < parts; ++part, from += terms) {
+    terms = (inner - from) / (parts - part);
     const bool goes_on = adds || from > 0;
     for (int row = 0; row < rows; row += most) {
       const int some = rows - row < most ? rows - row : most;
