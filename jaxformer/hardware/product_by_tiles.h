@@ -12,10 +12,10 @@ enum { kTerms = 384, kPackedRows = 384, kPadding = 16 };
 enum { kColumnStep = kPanel };
 
 static inline bool best_cut_by_rows(int rows, int columns, bool transpose_a, int threads) {
-  (void)rows;
-  // Cut by columns each thread makes panels of its own, where by rows all make the same. With rows
-  // that are packed it is the other way round, and these take longer.
-  return transpose_a || (columns + kPanel - 1) / kPanel % threads != 0;
+  // Cut by columns each thread makes panels of its own, where by rows all make the same. Rows that
+  // are packed are the other way round, and a number of theirs takes three times as long.
+  if ((columns + kPanel - 1) / kPanel % threads != 0) return true;
+  return transpose_a && 3.0 * rows > columns;
 }
 
 // Each thread's.
