@@ -38,7 +38,11 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
-    """Returns a command line with the options of every benchmark: ``--turns`` and ``--out``."""
+    """Returns a command line with the options of every benchmark.
+
+    Where all of MKL is asked for, the program begins anew here.
+    """
+    all_of_mkl.reexec_if_asked()
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,7 +65,6 @@ def run(main: Callable[[], None]) -> None:
     from jaxformer.errors import JaxformerError
     from jaxformer.hardware.huge_pages import reexec_with_huge_pages
 
-    all_of_mkl.reexec_if_asked()
     reexec_with_huge_pages()
 
     try:
