@@ -10,6 +10,13 @@
 
 #include "xla/ffi/api/c_api.h"
 
+// Before a loop with a constant number of rounds: makes its variables registers.
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 // A matrix: where it begins, and how far apart its rows are.
 typedef struct {
   float* data;

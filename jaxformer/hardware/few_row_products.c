@@ -72,10 +72,8 @@ INLINE void multiply_block(Matrix a, Matrix b, Matrix c, int inner, bool adds, R
     }
   }
 // Else the compiler takes the sums through memory.
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) {
+  UNROLL for (int r = 0; r < rows; ++r) {
+    UNROLL for (int v = 0; v < vectors; ++v) {
       Vector* total = (Vector*)(c.data + (int64_t)r * c.stride + v * kLanes);
       if (adds) sums[r][v] += *total;
       *total = sums[r][v];

@@ -44,7 +44,7 @@ enum { kSquare = kLanes };
 #define ALL(of, apart) EIGHT(of, 0, apart)
 #endif
 #define EXCHANGE(rows, apart)                                                                    \
-  _Pragma("GCC unroll 16") for (int i = 0; i < kSquare; ++i) if (!(i & (apart))) {               \
+  UNROLL for (int i = 0; i < kSquare; ++i) if (!(i & (apart))) {               \
     const Vector first = rows[i], second = rows[i + (apart)];                                    \
     rows[i] = __builtin_shufflevector(first, second, ALL(FIRST, apart));                         \
     rows[i + (apart)] = __builtin_shufflevector(first, second, ALL(SECOND, apart));              \
@@ -52,16 +52,14 @@ enum { kSquare = kLanes };
 
 static inline void turn_square(const float* from, int64_t stride, float* to, int width) {
   Vector rows[kSquare];
-#pragma GCC unroll 16
-  for (int i = 0; i < kSquare; ++i) rows[i] = load(from + i * stride);
+  UNROLL for (int i = 0; i < kSquare; ++i) rows[i] = load(from + i * stride);
 #ifdef __AVX512F__
   EXCHANGE(rows, 8)
 #endif
   EXCHANGE(rows, 4)
   EXCHANGE(rows, 2)
   EXCHANGE(rows, 1)
-#pragma GCC unroll 16
-  for (int i = 0; i < kSquare; ++i) store(to + i * width, rows[i]);
+  UNROLL for (int i = 0; i < kSquare; ++i) store(to + i * width, rows[i]);
 }
 #else
 static inline void turn_square(const float* from, int64_t stride, float* to, int width) {

@@ -31,29 +31,22 @@ typedef struct {
 INLINE void multiply_tile(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
                           int terms, int rows, int vectors, bool adds) {
   Vector sums[kTileRows][kTileVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 8
-    for (int j = 0; j < vectors; ++j) {
+  UNROLL for (int i = 0; i < rows; ++i)
+    UNROLL for (int j = 0; j < vectors; ++j) {
       sums[i][j] = spread(0);
       // What is written in the end comes into the cache meanwhile.
       __builtin_prefetch(c + i * c_stride + j * kLanes, 1);
     }
   for (int t = 0; t < terms; ++t) {
     Vector right[kTileVectors];
-#pragma GCC unroll 8
-    for (int j = 0; j < vectors; ++j) right[j] = load(b + t * b_per_term + j * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; ++i) {
+    UNROLL for (int j = 0; j < vectors; ++j) right[j] = load(b + t * b_per_term + j * kLanes);
+    UNROLL for (int i = 0; i < rows; ++i) {
       const Vector left = spread(a.data[i * a.per_row + t * a.per_term]);
-#pragma GCC unroll 8
-      for (int j = 0; j < vectors; ++j) sums[i][j] += left * right[j];
+      UNROLL for (int j = 0; j < vectors; ++j) sums[i][j] += left * right[j];
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 8
-    for (int j = 0; j < vectors; ++j) {
+  UNROLL for (int i = 0; i < rows; ++i)
+    UNROLL for (int j = 0; j < vectors; ++j) {
       float* to = c + i * c_stride + j * kLanes;
       if (adds) sums[i][j] += load(to);
       store(to, sums[i][j]);
