@@ -44,7 +44,7 @@ enum { kSquare = kLanes };
 #define ALL(of, apart) EIGHT(of, 0, apart)
 #endif
 #define EXCHANGE(rows, apart)                                                                    \
-  UNROLL for (int i = 0; i < kSquare; ++i) if (!(i & (apart))) {               \
+  UNROLL for (int i = 0; i < kSquare; ++i) if (!(i & (apart))) {                                 \
     const Vector first = rows[i], second = rows[i + (apart)];                                    \
     rows[i] = __builtin_shufflevector(first, second, ALL(FIRST, apart));                         \
     rows[i + (apart)] = __builtin_shufflevector(first, second, ALL(SECOND, apart));              \

@@ -21,7 +21,7 @@ from jaxformer.execution.called_products import (
     weighted,
 )
 from jaxformer.execution.sharding import layout
-from jaxformer.hardware import torch_library
+from jaxformer.hardware import custom_calls, matrix_products, torch_library
 from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.matrix_products import LIBRARIES, check_products, register_products
 
@@ -41,9 +41,31 @@ def needs_products(library):
     return pytest.mark.skipif(bool(why), reason=f"{library}'s products: {why}")
 
 
-for_each_library = pytest.mark.parametrize(
-    "library", [pytest.param(name, marks=needs_products(name)) for name in LIBRARIES]
-)
+_EACH = [pytest.param(name, marks=needs_products(name)) for name in LIBRARIES]
+for_each_library = pytest.mark.parametrize("library", _EACH)
+# jaxformer's for registers of half the width, which this processor has too.
+NARROW = "narrow"
+
+
+@functools.cache
+def _register_narrow():
+    options = [*custom_calls.FAST_OPTIONS[0], "-mno-avx512f"]
+    library = custom_calls.load(matrix_products.NAME, [options])
+    forms = matrix_products._FORMS
+    custom_calls.register(library, {f"{NARROW}_{form}": f"jaxformer_{form}" for form in forms})
+
+
+@pytest.fixture(params=[*_EACH, NARROW])
+def each_build(request):
+    """A library, or jaxformer's own built for narrower registers."""
+    if request.param == NARROW:
+        try:
+            _register_narrow()
+        except UnavailableError:
+            pytest.skip("the compiler knows no registers of other widths")
+    return request.param
+
+
 # Few rows, no multiple of anything, cut by rows, by columns, a single column, a long sum.
 SHAPES = [
     (33, 7, 301),
@@ -77,11 +99,10 @@ def check_product(found, a, b):
     assert np.all(np.abs(np.asarray(found, np.float64) - a @ b) <= bound)
 
 
-@for_each_library
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_product_and_its_gradients_are_right_to_rounding(shape, library):
+def test_a_product_and_its_gradients_are_right_to_rounding(shape, each_build):
     x, kernel, dy = matrices(*shape)
-    y, pull = jax.vjp(multiply_by(library), x, kernel)
+    y, pull = jax.vjp(multiply_by(each_build), x, kernel)
     dx, dkernel = pull(jnp.asarray(dy))
     check_product(y, x, kernel)
     check_product(dx, dy, kernel.T)
@@ -128,10 +149,9 @@ def test_texts_side_by_side_are_computed_one_after_the_other(library):
 HEADS = [(3, 5, 7, 4, 2, 6), (2, 33, 65, 6, 1, 16), (1, 128, 128, 3, 3, 64), (5, 1, 9, 2, 2, 8)]
 
 
-@for_each_library
 @pytest.mark.parametrize("unused", [0, 3])
 @pytest.mark.parametrize("shape", HEADS, ids=str)
-def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unused, library):
+def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unused, each_build):
     """Beside einsum in float64; heads of queries that share one of keys add up their gradients.
 
     Keys that are not used have gradients of zeros.
@@ -152,9 +172,9 @@ def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unus
     def share(x):
         return x.reshape(batch, keys, key_heads, -1, width).sum(axis=3)
 
-    s, pull = jax.vjp(jax.jit(lambda q, k: scores(library, q, k, keys)), q, tokens)
+    s, pull = jax.vjp(jax.jit(lambda q, k: scores(each_build, q, k, keys)), q, tokens)
     dq, dk = pull(jnp.asarray(p))
-    o, pull = jax.vjp(jax.jit(functools.partial(weighted, library)), p, tokens)
+    o, pull = jax.vjp(jax.jit(functools.partial(weighted, each_build)), p, tokens)
     dp, dv = pull(jnp.asarray(q))
     assert not np.any(dk[:, keys:])
     assert not np.any(dv[:, keys:])
@@ -175,17 +195,16 @@ def test_products_of_heads_and_their_gradients_are_right_to_rounding(shape, unus
         assert np.all(np.abs(np.asarray(found, np.float64) - exact) <= terms * eps * size)
 
 
-@for_each_library
 @pytest.mark.parametrize("counts", [(7, 0, 40, 1), (0, 0, 0, 0), (64, 0, 0, 0)], ids=str)
 @pytest.mark.parametrize("others", [0, 9])
-def test_products_of_groups_and_their_gradients_are_right_to_rounding(counts, others, library):
+def test_products_of_groups_and_their_gradients_are_right_to_rounding(counts, others, each_build):
     """Groups without rows have gradients of zeros, and rows of no group get and give zeros."""
     inputs, outputs, used = 19, 37, sum(counts)
     x, _, dy = matrices(used + others, inputs, outputs)
     kernel = np.random.default_rng(1).standard_normal((len(counts), inputs, outputs), np.float32)
     dy[used:] = 0
     first = np.cumsum([0, *counts], dtype=np.int32)
-    y, pull = jax.vjp(jax.jit(lambda x, kernel: grouped(library, x, kernel, first)), x, kernel)
+    y, pull = jax.vjp(jax.jit(lambda x, kernel: grouped(each_build, x, kernel, first)), x, kernel)
     dx, dkernel = pull(jnp.asarray(dy))
     for group, begin in enumerate(first[:-1]):
         rows = slice(begin, first[group + 1])

@@ -1,5 +1,6 @@
 """Attention as a custom call: right, always the same, and taken only where it may be."""
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -37,7 +38,26 @@ SHAPES = [
 ]
 
 
+@functools.cache
+def _register_narrow():
+    library = custom_calls.load(NAME, [[*FAST_OPTIONS[0], "-mno-avx512f"]])
+    custom_calls.register(library, {"narrow_attention": ATTENTION})
+
+
+@pytest.fixture(params=["this processor", "narrower registers"])
+def built(request, monkeypatch):
+    """The custom call, and that for registers of half the width, which this processor has too."""
+    if request.param == "narrower registers":
+        try:
+            _register_narrow()
+        except UnavailableError:
+            pytest.skip("the compiler knows no registers of other widths")
+        attention_call.is_known()  # once, by its own name
+        monkeypatch.setattr(attention_call, "ATTENTION", "narrow_attention")
+
+
 @needs_compiler
+@pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("window", [None, 1, 5, 70])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
