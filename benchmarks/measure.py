@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import all_of_mkl
+import stand_ins
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "triton")
@@ -40,17 +40,15 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
     """Returns a command line with the options of every benchmark.
 
-    Where all of MKL is asked for, the program begins anew here.
+    Where another processor is to be stood in for, the program begins anew here.
     """
-    all_of_mkl.reexec_if_asked()
+    stand_ins.reexec_if_asked()
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--turns", type=_positive, default=turns, help="default %(default)s")
     made.add_argument("--out", type=Path, help="file for the JSON result; default standard output")
-    made.add_argument(
-        all_of_mkl.FLAG, action="store_true", help="let torch use all of a processor of AMD's"
-    )
+    stand_ins.add_arguments(made)
     return made
 
 
@@ -89,7 +87,8 @@ def facts() -> dict[str, Any]:
         "machine": {
             "cpu": processor(),
             "vector_instructions": vector_instructions(),
-            "all_of_mkl": all_of_mkl.is_used(),
+            "all_of_mkl": stand_ins.uses_all_of_mkl(),
+            "only_avx2": stand_ins.uses_only_avx2(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(memory / 2**30, 1),
             "gpu": _gpus(),

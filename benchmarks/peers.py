@@ -48,7 +48,6 @@ STEPS = {"nano": 20, "baby": 3, "gpt2-small": 1}
 WINDOWS = {"nano": 512, "baby": 32, "gpt2-small": 4}
 # Between float32 programs that sum in other orders; measured apart by 1e-6.
 LARGEST_DIFFERENCE = 1e-4
-PLACES = ("embedding_dropout", "attention_dropout", "output_dropout", "feed_forward_dropout")
 
 
 def main() -> None:
@@ -98,7 +97,7 @@ def make_config(arguments: argparse.Namespace) -> TrainConfig:
     config = PRESETS[arguments.preset]()
     model = config.model.replace(vocab_size=config.model.vocab_size or 65)
     if arguments.no_dropout:
-        model = model.replace(**dict.fromkeys(PLACES, 0.0))
+        model = model.replace(**dict.fromkeys(sides.DROPOUT, 0.0))
     optimizer = dataclasses.replace(config.optimizer, schedule="constant", warmup_steps=0)
     return dataclasses.replace(
         config, model=model, optimizer=optimizer, seed=sides.SEED,

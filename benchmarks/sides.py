@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from measure import on_gpu, rounded, torch_device, wait_for_torch
+from stand_ins import limit_torch_compile
 
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
@@ -26,6 +27,8 @@ NAMES = (JAXFORMER, EAGER, COMPILED, CAST)
 CPU_BATCHES = {"nano": 12, "baby": 8, "char-lm": 2, "gpt2-small": 1}
 GPU_BATCHES = {"gpt2-small": 32}
 SEED = 1337
+# Where a model has dropout.
+DROPOUT = ("attention_dropout", "embedding_dropout", "output_dropout", "feed_forward_dropout")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-attention-dropout", action="store_true",
         help="on no side: cuDNN's and splash attention's kernels have none",
     )  # fmt: skip
+    parser.add_argument("--no-dropout", action="store_true", help="on no side")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument(
         "--only", action="append", choices=NAMES,
@@ -61,9 +65,10 @@ def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainCon
     from jaxformer.training.products import choose_products
 
     config = PRESETS[arguments.preset]()
-    if arguments.no_attention_dropout:
-        model = dataclasses.replace(config.model, attention_dropout=0.0)
-        config = dataclasses.replace(config, model=model)
+    # The first place is attention.
+    left_out = len(DROPOUT) if arguments.no_dropout else int(arguments.no_attention_dropout)
+    model = config.model.replace(**dict.fromkeys(DROPOUT[:left_out], 0.0))
+    config = dataclasses.replace(config, model=model)
     # Before anything else runs in JAX: a CPU is divided into devices once and for all.
     on_cpu = arguments.batch_size or CPU_BATCHES.get(arguments.preset, config.batch_size)
     choose_devices(dataclasses.replace(config, batch_size=on_cpu))
@@ -181,6 +186,7 @@ class TorchRef:
         self.loss = self._autocast(torch_ref.train_step.language_model_loss)
         self.evaluation = self._autocast(torch_ref.train_step.evaluation_step)
         if name != EAGER:
+            limit_torch_compile()
             self.loss, self.evaluation = torch.compile(self.loss), torch.compile(self.evaluation)
 
     def _autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:

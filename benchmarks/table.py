@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import sides
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = measure.ROOT / "docs"
@@ -60,7 +61,7 @@ def describe(result: Result) -> str:
         f"`{result['command']}`",
         "",
         f"[{result['file']}]({FOLDER}/{result['file']}), {result['date'][:10]}: "
-        + ", ".join(machine["gpu"] or [_processor(machine)])
+        + ", ".join(machine["gpu"] or [processor(machine)])
         + f"; {', '.join(f'{n} {versions[n]}' for n in named if n in versions)}"
         + f"; load average before and after: {_load(machine)}.",
         *_notes(result),
@@ -144,7 +145,7 @@ def summary(results: Sequence[Result]) -> str:
                 continue
             best = min(others, key=value)
             gpu = result["machine"]["gpu"]
-            machine = gpu[0].partition(",")[0] if gpu else _processor(result["machine"])
+            machine = gpu[0].partition(",")[0] if gpu else processor(result["machine"])
             if machine not in machines:
                 machines.append(machine)
             lines.setdefault(what, {})[machine] = (
@@ -159,25 +160,41 @@ def summary(results: Sequence[Result]) -> str:
     return "\n".join(head + body) if body else "Not measured yet."
 
 
-def _processor(machine: Mapping[str, Any]) -> str:
+def processor(machine: Mapping[str, Any]) -> str:
+    """Returns the name of a processor, what of it was used, and how many cores there were."""
     # Older results do not say which instructions there were.
     instructions = machine.get("vector_instructions")
     name = f"{machine['cpu']} with {instructions}" if instructions else machine["cpu"]
-    all_of_mkl = " and all of MKL" if machine.get("all_of_mkl") else ""
-    return f"{name}{all_of_mkl}, {machine['cores']} cores"
+    if machine.get("all_of_mkl"):
+        name += " and all of MKL"
+    if machine.get("only_avx2"):
+        name += ", used as AVX2"
+    return f"{name}, {machine['cores']} cores"
 
 
 JAXFORMER_SIDES = ("jaxformer", "train.py")
+
+
+def differences(result: Result) -> str:
+    """Returns in what a result's settings differ from those of most: `` without dropout``."""
+    settings, text = result["settings"], ""
+    if settings.get("dtype") == "bfloat16":
+        text += " in bfloat16"
+    if settings.get("no_dropout"):
+        text += " without dropout"
+    if settings.get("no_attention_dropout"):
+        text += " without dropout on attention"
+    usual = (None, sides.CPU_BATCHES.get(settings.get("preset")))
+    if settings.get("batch_size") not in usual and not result["machine"]["gpu"]:
+        text += f", batches of {settings['batch_size']}"
+    return text
 
 
 def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
     """Returns what the summary compares of a result: text, rows, value and format of a row."""
     rows, preset = result["results"], result["settings"].get("preset")
     dtype = result["settings"].get("dtype")
-    model = f"`{preset}`" + (f" in {dtype}" if dtype == "bfloat16" else "")
-    model += (
-        " without dropout on attention" if result["settings"].get("no_attention_dropout") else ""
-    )
+    model = f"`{preset}`{differences(result)}"
 
     def median(field: str, row: Any) -> float:
         seconds: float = row[field]["median"]

@@ -17,6 +17,10 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(1, str(ROOT / "benchmarks"))
+
+import table  # noqa: E402
+
 IMAGES = ROOT / "docs/images"
 LOSSES = IMAGES / "loss.json"
 STEPS, EVERY = 400, 2
@@ -94,15 +98,8 @@ def draw_speeds() -> str:
         if not seconds:
             continue
         machine = result["machine"]
-        name = machine["gpu"][0].partition(",")[0] if machine["gpu"] else machine["cpu"]
-        if not machine["gpu"] and machine.get("vector_instructions"):
-            name += f" with {machine['vector_instructions']}"
-        settings = result["settings"]
-        what = settings["preset"]
-        if settings["dtype"] != "float32":
-            what += f", {settings['dtype']}"
-        if settings.get("no_attention_dropout"):
-            what += ", no dropout on attention"
+        name = machine["gpu"][0].partition(",")[0] if machine["gpu"] else table.processor(machine)
+        what = result["settings"]["preset"] + table.differences(result)
         groups.setdefault(name, []).append((what, min(seconds.values()) / jaxformer))
     left, bar, unit = (
         250,

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.optimized
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-HELPERS = {"all_of_mkl", "kernels", "measure", "limits", "shapes", "sides"}
+HELPERS = {"kernels", "measure", "limits", "shapes", "sides", "stand_ins"}
 HELPERS |= {"accelerator_attention", "accelerator_losses", "accelerator_resuming"}
 SCRIPTS = sorted(
     path
