@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxformer.execution import called_activations
 from jaxformer.layers import Dropout, Linear, in_float32, project, widen
 
 
@@ -23,7 +24,7 @@ def relu_squared(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes x · Φ(x) exactly (arXiv 1606.08415), as torch does; JAX defaults to tanh."""
-    return in_float32(_gelu, x)
+    return called_activations.gelu(x) if called_activations.fits(x) else in_float32(_gelu, x)
 
 
 @jax.custom_jvp
@@ -52,6 +53,8 @@ def gelu_tanh(x: Float[Array, "..."], root: float = math.sqrt(2 / math.pi)) -> F
     equal: XLA's float32 tanh is less exact where it is nearly 1, and its gradient twice as far from
     the truth as torch's.
     """
+    if called_activations.fits(x):
+        return called_activations.gelu(x, root)
     return in_float32(functools.partial(_gelu_tanh, root), x)
 
 

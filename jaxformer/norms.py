@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxformer.execution import called_norms
 from jaxformer.execution.gpu_shapes import compute_once
 from jaxformer.layers import widen
 
@@ -49,12 +50,15 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
-        y = _standardize(wide, self.eps)
         factor = _factor(self.scale, self.unit_offset, wide)
+        bias = None if self.bias is None else self.bias[...].astype(wide.dtype)
+        if called_norms.fits(x, factor, bias):
+            return called_norms.norm(x, factor, bias, eps=self.eps, centres=True)
+        y = _standardize(wide, self.eps)
         if factor is not None:
-            y = y * factor
-        if self.bias is not None:
-            y = y + _like(self.bias[...], wide)
+            y = y * _like(factor, wide)
+        if bias is not None:
+            y = y + _like(bias, wide)
         return y.astype(x.dtype)
 
 
@@ -82,8 +86,10 @@ class RMSNorm(nnx.Module):
         """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
         factor = _factor(self.scale, self.unit_offset, wide)
+        if called_norms.fits(x, factor):
+            return called_norms.norm(x, factor, None, eps=self.eps, centres=False)
         y = _divide_by_rms(wide, self.eps)
-        return (y if factor is None else y * factor).astype(x.dtype)
+        return (y if factor is None else y * _like(factor, wide)).astype(x.dtype)
 
 
 class LayerScale(nnx.Module):
@@ -103,7 +109,7 @@ class LayerScale(nnx.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x · scale, in the dtype of x."""
         wide = widen(x)
-        return (wide * _like(self.scale[...], wide)).astype(x.dtype)
+        return (wide * _like(self.scale[...].astype(wide.dtype), wide)).astype(x.dtype)
 
 
 class NoNorm(nnx.Module):
@@ -191,13 +197,13 @@ def _scale(
 def _factor(
     scale: nnx.Param[Array] | None, unit_offset: bool, x: Float[Array, "... D"]
 ) -> Float[Array, "..."] | None:
-    """What x is multiplied by, in its dtype and rank."""
+    """What x is multiplied by, in its dtype."""
     if scale is None:
         return None
-    factor = _like(scale[...], x)
+    factor = scale[...].astype(x.dtype)
     return 1 + factor if unit_offset else factor
 
 
 def _like(parameter: Float[Array, "..."], x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """The parameter in x's dtype and rank, so that it broadcasts explicitly."""
-    return parameter.astype(x.dtype).reshape((1,) * (x.ndim - parameter.ndim) + parameter.shape)
+    """The parameter in x's rank, so that it broadcasts explicitly."""
+    return parameter.reshape((1,) * (x.ndim - parameter.ndim) + parameter.shape)

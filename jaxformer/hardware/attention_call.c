@@ -13,16 +13,6 @@
 // Queries of a block.
 enum { kQueries = 64, kGroups = kQueries / kLanes };
 
-typedef int32_t Integers __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-
-// Returns a where the mask has ones, and b where it has zeros.
-static inline Vector choose(Integers mask, Vector a, Vector b) {
-  return (Vector)((mask & (Integers)a) | (~mask & (Integers)b));
-}
-
-// Returns the larger of each pair; b where one is no number.
-static inline Vector larger(Vector a, Vector b) { return choose(a > b, a, b); }
-
 // Computes some rows of c = a b; the width is a multiple of kLanes.
 INLINE void multiply_rows(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
                           int width, int terms, int rows) {
@@ -43,24 +33,6 @@ static void multiply_some(Factor a, const float* b, int64_t b_per_term, float* c
                           int width, int terms, int rows) {
   if (rows == kTileRows) multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows);
   else multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1);
-}
-
-// Returns exp(x) of numbers of at most 0. With x = n log 2 + r a polynomial gives exp(r) (S.
-// Moshier's, of the Cephes library), and n is its exponent. What float32 has only denormally is 0.
-static inline Vector exponential(Vector x) {
-  // To add this, and to take it away, rounds to the nearest whole number.
-  const Vector rounder = spread(12582912.0f);
-  const Vector n = (x * 1.44269504f + rounder) - rounder;
-  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vector y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  const Integers is_tiny = x < spread(-87.0f);
-  const Integers exponent = __builtin_convertvector(choose(is_tiny, spread(0), n), Integers);
-  return choose(is_tiny, spread(0), y * (Vector)((exponent + 127) << 23));
 }
 
 typedef struct {
@@ -187,7 +159,7 @@ XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) {
   p->q = q->data;
   p->k = k->data;
   p->v = argument(frame, 2)->data;
-  p->out = result(frame)->data;
+  p->out = result(frame, 0)->data;
   p->scale = *(const float*)argument(frame, 3)->data;
   p->causal = ((const int32_t*)argument(frame, 4)->data)[0] != 0;
   p->window = ((const int32_t*)argument(frame, 4)->data)[1];

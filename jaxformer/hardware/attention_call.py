@@ -8,7 +8,6 @@ import functools
 import jax
 
 from jaxformer.hardware import custom_calls
-from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 
 ATTENTION = "jaxformer_attention"
 NAME = "attention_call"
@@ -19,11 +18,8 @@ LANES = 16
 @functools.cache
 def is_known() -> bool:
     """Returns whether the custom call ``ATTENTION`` can be used, and makes it known to XLA."""
-    if custom_calls.are_off():
-        return False
-    try:
-        library = custom_calls.load(NAME, FAST_OPTIONS)
-    except UnavailableError:
+    library = custom_calls.load_own(NAME)
+    if library is None:
         return False
     library.jaxformer_set_devices(jax.local_device_count("cpu"))
     custom_calls.register(library, {ATTENTION: ATTENTION})

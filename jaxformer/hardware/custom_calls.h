@@ -10,13 +10,6 @@
 
 #include "xla/ffi/api/c_api.h"
 
-// Before a loop with a constant number of rounds: makes its variables registers.
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 // A matrix: where it begins, and how far apart its rows are.
 typedef struct {
   float* data;
@@ -128,4 +121,6 @@ static const XLA_FFI_Buffer* argument(const XLA_FFI_CallFrame* frame, int number
   return frame->args.args[number];
 }
 
-static const XLA_FFI_Buffer* result(const XLA_FFI_CallFrame* frame) { return frame->rets.rets[0]; }
+static const XLA_FFI_Buffer* result(const XLA_FFI_CallFrame* frame, int number) {
+  return frame->rets.rets[number];
+}

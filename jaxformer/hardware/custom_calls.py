@@ -63,6 +63,19 @@ def _load(name: str, options: Sequence[str]) -> ctypes.CDLL:
         raise UnavailableError(f"what was built cannot be loaded: {error}") from error
 
 
+def load_own(name: str) -> ctypes.CDLL | None:
+    """Returns a library that is built for this processor; None where the user wants none.
+
+    The same where it cannot be built or loaded.
+    """
+    if are_off():
+        return None
+    try:
+        return load(name, FAST_OPTIONS)
+    except UnavailableError:
+        return None
+
+
 def check(name: str, options: Sequence[Sequence[str]]) -> None:
     """Checks that a library is built, or that there is a C compiler, which it does not wait for.
 

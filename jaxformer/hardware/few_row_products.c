@@ -12,14 +12,15 @@
 #endif
 
 #include "custom_calls.h"
+#include "vectors.h"
 
-// Numbers in a register; and of a block of the result, how many registers are a row, and the most
-// rows. The sums of a block stay in registers, and leave some for the matrix.
+// Of a block of the result, how many registers are a row, and the most rows. The sums of a block
+// stay in registers, and leave some for the matrix.
 #if defined(__AVX512F__)
-enum { kLanes = 16, kVectors = 4, kRows = 6 };
+enum { kVectors = 4, kRows = 6 };
 #define DOT_ROWS 4
 #else
-enum { kLanes = 8, kVectors = 4, kRows = 3 };
+enum { kVectors = 4, kRows = 3 };
 #define DOT_ROWS 2
 #endif
 // Outputs and, above, rows of a block where the matrix has a row for each output.
@@ -30,10 +31,6 @@ enum { kColumns = kLanes * kVectors };
 // a core for the next rows.
 enum { kInner = 32 };
 enum { kLineBytes = 64 };  // of the cache
-
-typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
 
 // a b + c, rounded once: else the compiler rounds twice where it multiplies several at a time, so that
 // a sum would depend on how many rows there are.
@@ -198,7 +195,7 @@ INLINE int size_of(Storage storage) {
 }
 
 // Returns kLanes numbers of a row, widened; bfloat16 is the upper half of float32.
-INLINE Vector load(const char* from, Storage storage) {
+INLINE Vector load_stored(const char* from, Storage storage) {
   switch (storage) {
     case kBfloat16:
       return (Vector)WIDEN_BFLOAT16(from);
@@ -236,7 +233,7 @@ INLINE void multiply_outputs(Matrix a, Rows b, float* to, int rows_in_all, int i
     for (int line = 0; line < next.lines; ++line)
       __builtin_prefetch(next.from + line * b.stride + i * size);
     for (int o = 0; o < outputs; ++o) {
-      const Vector numbers = load(b.data + o * b.stride + i * size, storage);
+      const Vector numbers = load_stored(b.data + o * b.stride + i * size, storage);
       for (int r = 0; r < rows; ++r)
         sums[o * kDotRows + r] += *(const Vector*)(a.data + (int64_t)r * a.stride + i) * numbers;
     }
@@ -420,7 +417,7 @@ static Product* make_product(const XLA_FFI_CallFrame* frame,
   p->outputs = (int)b->dims[b->rank - (is_transposed ? 2 : 1)];
   p->a = (Matrix){a->data, p->inner};
   p->b = (Matrix){b->data, is_transposed ? p->inner : p->outputs};
-  p->c = result(frame)->data;
+  p->c = result(frame, 0)->data;
   return p;
 }
 

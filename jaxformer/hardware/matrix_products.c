@@ -143,7 +143,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
-  const XLA_FFI_Buffer* c = result(frame);
+  const XLA_FFI_Buffer* c = result(frame, 0);
   Product* p = malloc(sizeof(Product));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_part;
@@ -165,7 +165,7 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
-  const XLA_FFI_Buffer* c = result(frame);
+  const XLA_FFI_Buffer* c = result(frame, 0);
   const XLA_FFI_Buffer* weights = form == kScores ? c : a;
   const XLA_FFI_Buffer* per_key = form == kWeightedBack ? c : b;
   Heads* p = malloc(sizeof(Heads));
@@ -193,7 +193,7 @@ static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
   const XLA_FFI_Buffer* first = argument(frame, 2);
-  const XLA_FFI_Buffer* c = result(frame);
+  const XLA_FFI_Buffer* c = result(frame, 0);
   Groups* p = malloc(sizeof(Groups));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_group;

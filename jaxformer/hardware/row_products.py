@@ -6,7 +6,6 @@ A C compiler builds them for this processor (``few_row_products.c``).
 import functools
 
 from jaxformer.hardware import custom_calls
-from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 
 # With a matrix; with one whose rows are outputs, in float32 and in narrower dtypes; with the matrix
 # of each row's group; and of pairs of matrices, the second as it is or with its rows as outputs.
@@ -23,11 +22,8 @@ TARGETS = (
 @functools.cache
 def are_known() -> bool:
     """Returns whether the custom calls of ``TARGETS`` can be used, and makes them known to XLA."""
-    if custom_calls.are_off():
-        return False
-    try:
-        library = custom_calls.load("few_row_products", FAST_OPTIONS)
-    except UnavailableError:
+    library = custom_calls.load_own("few_row_products")
+    if library is None:
         return False
     custom_calls.register(library, {name: name for name in TARGETS})
     return True

@@ -1,23 +1,15 @@
 // Tiles of products: some rows and registers of the result, whose sums stay in registers.
 
 #include <stdbool.h>
-#include <stdint.h>
 
-// Numbers in a register. The rows and registers of a tile fill most of the others.
+#include "vectors.h"
+
+// The rows and registers of a tile fill most of the processor's registers.
 #ifdef __AVX512F__
-enum { kLanes = 16, kTileRows = 6, kTileVectors = 4 };
+enum { kTileRows = 6, kTileVectors = 4 };
 #else
-enum { kLanes = 8, kTileRows = 6, kTileVectors = 2 };
+enum { kTileRows = 6, kTileVectors = 2 };
 #endif
-
-// Unaligned, as XLA's arrays and the matrices in them may be.
-typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-
-static inline Vector load(const float* from) { return *(const Vector*)from; }
-static inline void store(float* to, Vector x) { *(Vector*)to = x; }
-static inline Vector spread(float x) { return x - (Vector){0}; }
-
-#define INLINE static inline __attribute__((always_inline))
 
 // A factor of a product: where it begins, and how far apart its numbers are from row to row, and
 // along the sum.

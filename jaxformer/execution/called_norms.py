@@ -1,0 +1,93 @@
+"""Norms as custom calls, for runs on a CPU whose products are custom calls too.
+
+XLA makes several passes over the rows of a norm: for each sum, and for what follows from it. The
+call (``hardware.norm_calls``) finishes a row while it is in a core's cache.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxformer.execution.called_products import FEWEST_ROWS, wanted_library
+from jaxformer.hardware import norm_calls
+
+
+def fits(x: Float[Array, "... D"], *parameters: Float[Array, "..."] | None) -> bool:
+    """Returns whether the norm of these rows is to be a custom call, and can be one.
+
+    Args:
+        x: what is normalised over its last dimension.
+        parameters: factor and bias, where there are any.
+    """
+    given = [p for p in parameters if p is not None]
+    has_rows = x.size >= FEWEST_ROWS * x.shape[-1] > 0
+    has_shapes = all(p.shape == x.shape[-1:] for p in given)
+    return bool(has_rows and has_shapes and wanted_library(x, *given)) and norm_calls.are_known()
+
+
+def norm(
+    x: Float[Array, "... D"],
+    factor_D: Float[Array, "D"] | None,
+    bias_D: Float[Array, "D"] | None,
+    *,
+    eps: float,
+    centres: bool,
+) -> Float[Array, "... D"]:
+    """Computes (x - m) / sqrt(mean((x - m)²) + eps) · factor + bias, in float32.
+
+    Where it centres, m is the mean of the row (arXiv 1607.06450, eq. 4), else 0 (arXiv 1910.07467,
+    eq. 4). It is differentiated backward alone.
+
+    Args:
+        x: what ``fits``.
+        factor_D: by feature; None for 1.
+        bias_D: by feature; None for 0.
+        eps: beside the variance.
+        centres: whether rows are centred.
+    """
+    nothing = jnp.zeros(0, jnp.float32)
+    given = (nothing if p is None else p for p in (factor_D, bias_D))
+    rows = jnp.reshape(x, (-1, x.shape[-1]))
+    return jnp.reshape(_norm((eps, float(centres)), rows, *given), x.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _norm(settings: tuple[float, float], x_RD: Array, factor: Array, bias: Array) -> Array:
+    return _norm_and_moments(settings, x_RD, factor, bias)[0]
+
+
+def _norm_and_moments(
+    settings: tuple[float, float], x_RD: Array, factor: Array, bias: Array
+) -> tuple[Array, Array]:
+    """The result; and of each row what is taken away, and what it is multiplied by."""
+    shapes = [x_RD.shape, (len(x_RD), 2)]
+    y_RD, moments_R2 = _call(norm_calls.NORM, shapes, x_RD, factor, bias, np.float32(settings))
+    return y_RD, moments_R2
+
+
+def _norm_forward(
+    settings: tuple[float, float], x_RD: Array, factor: Array, bias: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    y_RD, moments_R2 = _norm_and_moments(settings, x_RD, factor, bias)
+    return y_RD, (x_RD, factor, bias, moments_R2)
+
+
+def _norm_back(
+    settings: tuple[float, float], kept: tuple[Array, ...], dy_RD: Array
+) -> tuple[Array, ...]:
+    x_RD, factor, bias, moments_R2 = kept
+    shapes = [x_RD.shape, factor.shape, bias.shape]
+    arguments = x_RD, factor, bias, np.float32(settings), moments_R2, dy_RD
+    return _call(norm_calls.NORM_BACK, shapes, *arguments)
+
+
+def _call(target: str, shapes: list[tuple[int, ...]], *arguments: Array) -> tuple[Array, ...]:
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
+    return tuple(call(*arguments))
+
+
+_norm.defvjp(_norm_forward, _norm_back)
