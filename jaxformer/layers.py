@@ -128,10 +128,13 @@ class Embedding(nnx.Module):
         Within ``filled_columns`` there are more columns than rows; those behind are 0.
         """
         rows, table = jnp.reshape(x, (-1, x.shape[-1])), self.embedding[...]
+        library = called_products.wanted_library(rows, table)
         if self.uses_custom_call and few_rows.fits_call(rows):
             logits = few_rows.call_product_by_transposed(rows, table)
         elif self.for_few_rows and few_rows.is_few(len(rows)):
             logits = few_rows.product(rows, table)
+        elif library is not None and len(rows) >= called_products.FEWEST_ROWS:
+            logits = called_products.product_by_transposed(library, rows, table)
         else:
             # Not ``@ …T``: outside of ``jax.jit`` that would first make a transposed copy.
             logits = jnp.einsum("rd,vd->rv", rows, fill_rows(table))

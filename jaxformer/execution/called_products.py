@@ -76,6 +76,26 @@ def _product_back(library: Library, kept: tuple[Array, Array], dy_RO: Array) -> 
     return dx_RI, _call(library, TRANSPOSED_BY, x_RI, dy_RO, kernel_IO.shape)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def product_by_transposed(
+    library: Library, x_RI: Float[Array, "R I"], table_OI: Float[Array, "O I"]
+) -> Float[Array, "R O"]:
+    """Returns x Tᵀ, such as the logits of a head that shares the table of an embedding."""
+    return _product_by_transposed(library, x_RI, table_OI)
+
+
+def _product_by_transposed(library: Library, x_RI: Array, table_OI: Array) -> Array:
+    return _call(library, BY_TRANSPOSED, x_RI, table_OI, (len(x_RI), len(table_OI)))
+
+
+def _product_by_transposed_back(
+    library: Library, kept: tuple[Array, Array], dy_RO: Array
+) -> tuple[Array, Array]:
+    x_RI, table_OI = kept
+    dx_RI = _call(library, PRODUCT, dy_RO, table_OI, x_RI.shape)
+    return dx_RI, _call(library, TRANSPOSED_BY, dy_RO, x_RI, table_OI.shape)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def scores(
     library: Library, q_BTNH: Float[Array, "B T N H"], k_BSKH: Float[Array, "B S K H"], keys: int
@@ -172,6 +192,10 @@ def _call(
 
 # Forward passes call ``_product`` and the like, whose custom calls ``rematerialization`` can see.
 product.defvjp(lambda lib, x, kernel: (_product(lib, x, kernel), (x, kernel)), _product_back)
+product_by_transposed.defvjp(
+    lambda lib, x, table: (_product_by_transposed(lib, x, table), (x, table)),
+    _product_by_transposed_back,
+)
 scores.defvjp(lambda lib, q, k, keys: (_scores(lib, q, k, keys), (q, k)), _scores_back)
 weighted.defvjp(lambda lib, p, v: (_weighted(lib, p, v), (p, v)), _weighted_back)
 grouped.defvjp(

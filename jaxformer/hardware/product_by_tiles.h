@@ -6,8 +6,8 @@
 
 enum { kPanel = kTileVectors * kLanes };
 // The most terms of a panel; and, of a matrix that is transposed, rows whose numbers are brought side
-// by side at a time.
-enum { kTerms = 384, kPackedRows = 384, kPadding = 16 };
+// by side for a panel, and tiles at a time.
+enum { kTerms = 384, kPackedRows = 384, kPackedTiles = 8, kPadding = 16 };
 // Of a result that is cut by columns, each part is as wide as some panels.
 enum { kColumnStep = kPanel };
 
@@ -95,20 +95,26 @@ static void make_panel(Matrix b, bool transposed, int terms, int width, int colu
     }
 }
 
-// Brings the numbers that a tile has of each term side by side, of a matrix with a row for each term.
-// Returns how far apart tiles are: so that what is written for a term lies in different sets of the
-// cache, as it would not if it were a multiple of its lines.
-static int64_t pack_rows(const float* a, int64_t stride, int rows, int terms, float* to) {
+// Brings what each tile has of a term side by side: of a row with the numbers of so many rows of tiles.
+static inline void pack_term(const float* row, int rows, int64_t per_tile, float* tile) {
   typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+  int i = 0;
+  // Two numbers more than a tile has are written over by the next term, or lie in the padding.
+  for (; i + 8 <= rows; i += kTileRows, tile += per_tile) *(Eight*)tile = *(const Eight*)(row + i);
+  for (; i < rows; i += kTileRows, tile += per_tile)
+    memcpy(tile, row + i, sizeof(float) * (rows - i < kTileRows ? rows - i : kTileRows));
+}
+
+// Does so for all terms of a matrix with a row for each, some tiles at a time, so that what is written
+// stays in a core's cache. Returns how far apart tiles are: the padding brings them to different sets
+// of the cache.
+static int64_t pack_rows(const float* a, int64_t stride, int rows, int terms, float* to) {
   const int64_t per_tile = kTileRows * terms + kPadding;
-  for (int t = 0; t < terms; ++t, a += stride, to += kTileRows) {
-    float* tile = to;
-    int i = 0;
-    // Two numbers more than a tile has are written over by the next term, or lie in the padding.
-    for (; i + 8 <= rows; i += kTileRows, tile += per_tile) *(Eight*)tile = *(const Eight*)(a + i);
-    for (; i < rows; i += kTileRows, tile += per_tile)
-      memcpy(tile, a + i, sizeof(float) * (rows - i < kTileRows ? rows - i : kTileRows));
-  }
+  const int most = kPackedTiles * kTileRows;
+  for (int row = 0; row < rows; row += most, to += kPackedTiles * per_tile)
+    for (int t = 0; t < terms; ++t)
+      pack_term(a + t * stride + row, rows - row < most ? rows - row : most, per_tile,
+                to + t * kTileRows);
   return per_tile;
 }
 
