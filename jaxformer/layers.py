@@ -86,13 +86,18 @@ class Linear(nnx.Module):
 def project(x: Float[Array, "... I"], *layers: Any) -> list[Float[Array, "... _"]]:
     """Returns what each of several layers makes of ``x``.
 
-    Where ``prepare_few_rows`` has joined their kernels, it is one product.
+    Where ``prepare_few_rows`` has joined their kernels, or made the products of all of them custom
+    calls, it is one product.
 
     Args:
         x: of any leading shape.
         layers: each a ``Linear``, or what stands for one.
     """
     rows = jnp.reshape(x, (-1, x.shape[-1]))
+    has_calls = all(isinstance(layer, Linear) and layer.uses_custom_call for layer in layers)
+    if has_calls and few_rows.fits_call(rows) and len(layers) <= few_rows.MOST_TOGETHER:
+        found = few_rows.call_each_product(rows, *(layer.kernel[...] for layer in layers))
+        return [layer.finish(y, x.shape[:-1]) for layer, y in zip(layers, found, strict=True)]
     first = layers[0]
     kernels_OI = first.joined_OI if isinstance(first, Linear) else None
     if kernels_OI is None or not few_rows.takes_copies(len(rows)):

@@ -9,7 +9,7 @@ the right.
 
 import contextvars
 import functools
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
 
 import jax
@@ -26,6 +26,8 @@ from jaxformer.hardware import row_products
 FEWEST_ROWS, MOST_ROWS = 2, 32
 # XLA's own products are as fast with smaller matrices, in bytes.
 LEAST_CALLED_BYTES = 2**15
+# Matrices of one call.
+MOST_TOGETHER = 8
 # A matrix that has its outputs along the second dimension is copied once for a text. This takes as
 # long as two to four products spare, and where they spare little, by the number of rows, longer.
 FEWEST_TOKENS_TO_COPY = 8
@@ -119,7 +121,15 @@ def fit_head_calls(
 
 def call_product(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> Float[Array, "R O"]:
     """Returns x W, by a custom call."""
-    return _call(row_products.PRODUCT, (len(x_RI), kernel_IO.shape[1]), x_RI, kernel_IO)
+    return call_each_product(x_RI, kernel_IO)[0]
+
+
+def call_each_product(
+    x_RI: Float[Array, "R I"], *kernels_IO: Float[Array, "I _"]
+) -> list[Float[Array, "R _"]]:
+    """Returns x W for each of up to ``MOST_TOGETHER`` matrices, by one custom call."""
+    shapes = [(len(x_RI), kernel.shape[1]) for kernel in kernels_IO]
+    return _call_for_each(row_products.PRODUCT, shapes, x_RI, *kernels_IO)
 
 
 def call_product_by_transposed(
@@ -166,9 +176,12 @@ def call_products_by_transposed(
 
 
 def _call(target: str, shape: tuple[int, ...], *arrays: Array) -> Array:
-    result = jax.ShapeDtypeStruct(shape, jnp.float32)
-    computed: Array = jax.ffi.ffi_call(target, result, vmap_method="sequential")(*arrays)
-    return computed
+    return _call_for_each(target, [shape], *arrays)[0]
+
+
+def _call_for_each(target: str, shapes: Sequence[tuple[int, ...]], *arrays: Array) -> list[Array]:
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return list(jax.ffi.ffi_call(target, results, vmap_method="sequential")(*arrays))
 
 
 def fill_columns(rows: int) -> bool:

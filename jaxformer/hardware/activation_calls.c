@@ -93,7 +93,7 @@ static const double kOperationsPerNumber = 60;
 static XLA_FFI_Error* activate(XLA_FFI_CallFrame* frame, bool with_slopes) {
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* x = argument(frame, 0);
-  Activation* p = malloc(sizeof(Activation));
+  Activation* p = calloc(1, sizeof(Activation));
   if (p == NULL) return fail(frame->api, "no memory for an activation");
   p->job.compute = compute;
   p->x = x->data;

@@ -153,7 +153,7 @@ XLA_FFI_Error* jaxformer_attention(XLA_FFI_CallFrame* frame) {
   if (answers_question(frame)) return NULL;
   const XLA_FFI_Buffer* q = argument(frame, 0);
   const XLA_FFI_Buffer* k = argument(frame, 1);
-  Attention* p = malloc(sizeof(Attention));
+  Attention* p = calloc(1, sizeof(Attention));
   if (p == NULL) return fail(frame->api, "no memory for attention");
   p->job.compute = attend;
   p->q = q->data;

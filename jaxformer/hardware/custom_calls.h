@@ -1,12 +1,16 @@
 // What custom calls of XLA on CPUs share: work cut into blocks, which the threads of XLA's own pool
 // take, and answers to XLA's questions.
 
+// For clock_gettime.
+#define _POSIX_C_SOURCE 200809L
+
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "xla/ffi/api/c_api.h"
 
@@ -27,6 +31,8 @@ static inline Matrix head_of(float* array, int text, int tokens, int head, int h
 typedef struct Job {
   void (*compute)(const struct Job* job, int block);
   int count;
+  // Whether another job follows soon, and nothing else that the pool's threads are wanted for.
+  bool lingers;
   atomic_int next, done, owners;
 } Job;
 
@@ -43,9 +49,75 @@ static void leave(Job* job) {
   if (atomic_fetch_sub(&job->owners, 1) == 1) free(job);
 }
 
-static void run_task(void* job) {
+static void work_on(Job* job) {
   compute_blocks(job);
   leave(job);
+}
+
+// A thread of the pool that sleeps takes longer to come than a short job takes. After a job that says so
+// it waits some time, in a seat of its own, for the next one, which may be of another kind. A seat is
+// empty, or has a thread that waits, or the job that the thread works on. Where no job says so, LINGERS
+// is not defined.
+#ifdef LINGERS
+enum { kSeats = 64, kLingerMicroseconds = 100 };
+typedef struct {
+  _Alignas(64) _Atomic(Job*) job;
+} Seat;
+static Seat seats[kSeats];
+static Job waits;
+
+// Hands a job to a thread that waits, if there is one.
+static bool hand_over(Job* job) {
+  for (int i = 0; i < kSeats; ++i) {
+    Job* found = &waits;
+    if (atomic_load(&seats[i].job) == found &&
+        atomic_compare_exchange_strong(&seats[i].job, &found, job))
+      return true;
+  }
+  return false;
+}
+
+static int64_t microseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000;
+}
+
+// Returns the next job; NULL once the thread has left its seat.
+static Job* wait_for_job(Seat* seat) {
+  const int64_t end = microseconds() + kLingerMicroseconds;
+  Job* found;
+  while ((found = atomic_load(&seat->job)) == &waits) {
+    if (microseconds() > end && atomic_compare_exchange_strong(&seat->job, &found, NULL))
+      return NULL;
+    sched_yield();
+  }
+  return found;
+}
+
+static void linger(void) {
+  for (int i = 0; i < kSeats; ++i) {
+    Job* found = NULL;
+    if (!atomic_compare_exchange_strong(&seats[i].job, &found, &waits)) continue;
+    while ((found = wait_for_job(&seats[i])) != NULL) {
+      work_on(found);
+      atomic_store(&seats[i].job, &waits);
+    }
+    return;
+  }
+}
+#else
+static bool hand_over(Job* job) {
+  (void)job;
+  return false;
+}
+static void linger(void) {}
+#endif
+
+static void run_task(void* job) {
+  const bool lingers = ((Job*)job)->lingers;
+  work_on(job);
+  if (lingers) linger();
 }
 
 static bool succeeded(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
@@ -92,6 +164,7 @@ static void finish(Job* job, const XLA_FFI_CallFrame* frame, int threads) {
     XLA_FFI_ThreadPool_Schedule_Args arguments = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE,
                                                   NULL, frame->ctx, run_task, job};
     atomic_fetch_add(&job->owners, 1);
+    if (hand_over(job)) continue;
     if (!succeeded(frame->api, frame->api->XLA_FFI_ThreadPool_Schedule(&arguments))) leave(job);
   }
   compute_blocks(job);

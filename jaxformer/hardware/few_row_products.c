@@ -7,12 +7,13 @@
 //
 // A number of the result is added up in the same order however many rows there are.
 
+#define LINGERS
+#include "custom_calls.h"
+#include "vectors.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-
-#include "custom_calls.h"
-#include "vectors.h"
 
 // Of a block of the result, how many registers are a row, and the most rows. The sums of a block
 // stay in registers, and leave some for the matrix.
@@ -295,11 +296,27 @@ typedef struct {
   int pairs, pairs_of_block;
 } Product;
 
+// Products of the same rows with one matrix or several, which threads share as if they were one.
+enum { kMostMatrices = 8 };
+typedef struct {
+  Job job;
+  Matrix a;
+  int rows, inner, matrices;
+  // Columns of a block.
+  int width;
+  struct {
+    float *b, *c;
+    int outputs, first_block;
+  } of[kMostMatrices];
+} Products;
+
 static void compute_columns(const Job* job, int block) {
-  const Product* p = (const Product*)job;
-  const int first = block * p->width;
-  const int rest = p->outputs - first;
-  const Matrix b = {p->b.data + first, p->outputs}, c = {p->c + first, p->outputs};
+  const Products* p = (const Products*)job;
+  int i = p->matrices - 1;
+  while (p->of[i].first_block > block) --i;
+  const int outputs = p->of[i].outputs, first = (block - p->of[i].first_block) * p->width;
+  const int rest = outputs - first;
+  const Matrix b = {p->of[i].b + first, outputs}, c = {p->of[i].c + first, outputs};
   multiply_columns(p->a, b, c, p->rows, rest < p->width ? rest : p->width, p->inner);
 }
 
@@ -376,12 +393,15 @@ static void compute_group(const Job* job, int block) {
   multiply_columns(a, b, c, rows, rest < p->width ? rest : p->width, p->inner);
 }
 
+// Where a text is written by itself, XLA wants no threads for what lies between two products: those of
+// the last one linger. So many rows at most have the window of a draft, too.
+enum { kMostLingering = 4 };
 // Of the matrix, in bytes: to hand less of it to another thread costs as much as it saves.
-static const int64_t kLeastShare = 1 << 18;
+static const int64_t kLeastShare = 1 << 18, kLeastShareOfLingering = 1 << 16;
 
 // Returns on how many threads products are best computed that read so many bytes of matrices.
-static int count_threads(const XLA_FFI_CallFrame* frame, int64_t bytes) {
-  const int64_t most = bytes / kLeastShare;
+static int count_threads(const XLA_FFI_CallFrame* frame, const Job* job, int64_t bytes) {
+  const int64_t most = bytes / (job->lingers ? kLeastShareOfLingering : kLeastShare);
   if (most < 2) return 1;
   const int threads = pool_threads(frame);
   return most < threads ? (int)most : threads;
@@ -409,7 +429,7 @@ static Product* make_product(const XLA_FFI_CallFrame* frame,
                              void (*compute)(const Job* job, int block), bool is_transposed) {
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
-  Product* p = malloc(sizeof(Product));
+  Product* p = calloc(1, sizeof(Product));
   if (p == NULL) return NULL;
   p->job.compute = compute;
   p->rows = (int)a->dims[a->rank - 2];
@@ -435,6 +455,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
   if (answers_question(frame)) return NULL;
   Product* p = make_product(frame, compute, is_transposed);
   if (p == NULL) return fail_for_memory(frame);
+  p->job.lingers = p->rows <= kMostLingering;
   int matrices = 1, used = 1;
   if (argument(frame, 1)->rank == 3) {
     p->first = argument(frame, 2)->data;
@@ -446,7 +467,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame,
     memset(p->c + end * p->outputs, 0, (p->rows - end) * p->outputs * sizeof(float));
   }
   const int64_t bytes = matrix_bytes(p, storage);
-  const int threads = count_threads(frame, used * bytes);
+  const int threads = count_threads(frame, &p->job, used * bytes);
   p->width = is_transposed ? kOutputsOfBlock : block_width(p->outputs, bytes, used, threads);
   p->parts = (p->outputs + p->width - 1) / p->width;
   p->job.count = matrices * p->parts;
@@ -461,7 +482,7 @@ static XLA_FFI_Error* multiply_pairs(XLA_FFI_CallFrame* frame,
   Product* p = make_product(frame, compute, is_transposed);
   if (p == NULL) return fail_for_memory(frame);
   p->pairs = (int)argument(frame, 0)->dims[0];
-  const int threads = count_threads(frame, p->pairs * matrix_bytes(p, kFloat32));
+  const int threads = count_threads(frame, &p->job, p->pairs * matrix_bytes(p, kFloat32));
   const int blocks = kSmallShares * threads;
   p->pairs_of_block = (p->pairs + blocks - 1) / blocks;
   p->job.count = (p->pairs + p->pairs_of_block - 1) / p->pairs_of_block;
@@ -470,7 +491,35 @@ static XLA_FFI_Error* multiply_pairs(XLA_FFI_CallFrame* frame,
 }
 
 XLA_FFI_Error* jaxformer_few_rows(XLA_FFI_CallFrame* frame) {
-  return multiply(frame, compute_columns, false, kFloat32);
+  if (answers_question(frame)) return NULL;
+  const int matrices = (int)frame->rets.size;
+  if (matrices > kMostMatrices) return fail(frame->api, "too many matrices for one product");
+  Products* p = calloc(1, sizeof(Products));
+  if (p == NULL) return fail_for_memory(frame);
+  const XLA_FFI_Buffer* a = argument(frame, 0);
+  p->job.compute = compute_columns;
+  p->rows = (int)a->dims[0];
+  p->inner = (int)a->dims[1];
+  p->a = (Matrix){a->data, p->inner};
+  p->matrices = matrices;
+  int outputs = 0;
+  for (int i = 0; i < matrices; ++i) {
+    const XLA_FFI_Buffer* b = argument(frame, 1 + i);
+    p->of[i].b = b->data;
+    p->of[i].c = result(frame, i)->data;
+    p->of[i].outputs = (int)b->dims[1];
+    outputs += p->of[i].outputs;
+  }
+  p->job.lingers = p->rows <= kMostLingering;
+  const int64_t bytes = (int64_t)p->inner * outputs * sizeof(float);
+  const int threads = count_threads(frame, &p->job, bytes);
+  p->width = block_width(outputs, bytes, 1, threads);
+  for (int i = 0; i < matrices; ++i) {
+    p->of[i].first_block = p->job.count;
+    p->job.count += (p->of[i].outputs + p->width - 1) / p->width;
+  }
+  finish(&p->job, frame, threads);
+  return NULL;
 }
 
 XLA_FFI_Error* jaxformer_few_rows_bt(XLA_FFI_CallFrame* frame) {

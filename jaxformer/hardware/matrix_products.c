@@ -144,7 +144,7 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
   const XLA_FFI_Buffer* c = result(frame, 0);
-  Product* p = malloc(sizeof(Product));
+  Product* p = calloc(1, sizeof(Product));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_part;
   p->a = (Matrix){a->data, (int)a->dims[1]};
@@ -168,7 +168,7 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   const XLA_FFI_Buffer* c = result(frame, 0);
   const XLA_FFI_Buffer* weights = form == kScores ? c : a;
   const XLA_FFI_Buffer* per_key = form == kWeightedBack ? c : b;
-  Heads* p = malloc(sizeof(Heads));
+  Heads* p = calloc(1, sizeof(Heads));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_head;
   p->form = form;
@@ -194,7 +194,7 @@ static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form
   const XLA_FFI_Buffer* b = argument(frame, 1);
   const XLA_FFI_Buffer* first = argument(frame, 2);
   const XLA_FFI_Buffer* c = result(frame, 0);
-  Groups* p = malloc(sizeof(Groups));
+  Groups* p = calloc(1, sizeof(Groups));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_group;
   p->form = form;

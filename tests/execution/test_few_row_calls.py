@@ -198,13 +198,13 @@ def model_of(**settings):
 
 
 def count_calls(monkeypatch):
-    called, call = [], few_rows._call
+    called, call = [], few_rows._call_for_each
 
     def count(target, *arguments):
         called.append(target)
         return call(target, *arguments)
 
-    monkeypatch.setattr(few_rows, "_call", count)
+    monkeypatch.setattr(few_rows, "_call_for_each", count)
     return called
 
 
