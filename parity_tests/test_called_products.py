@@ -1,8 +1,9 @@
-"""With products that are custom calls: nothing but rounding, and no more than torch makes."""
+"""With products, norms and GELU that are custom calls: no more rounding than torch makes."""
 
 import pytest
 
-from jaxformer.execution import called_products
+from jaxformer.execution import called_activations, called_norms, called_products
+from jaxformer.hardware import activation_calls, norm_calls
 from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair
 from parity_tests.table import rounding_figures
@@ -14,17 +15,23 @@ NAMES = (
     "attention/core-masked", "attention/multi-head", "attention/grouped-query",
     "attention/additive-bias", "attention/soft-cap", "attention/sinks", "attention/cross",
     "latent_attention/queries",
-    "feed_forward/gated-silu",
+    "feed_forward/gated-silu", "feed_forward/gelu", "feed_forward/gelu_tanh",
+    "norms/layer-norm", "norms/layer-norm-no-bias", "norms/layer-norm-unit-offset",
+    "norms/layer-norm-plain", "norms/rms-norm", "norms/rms-norm-unit-offset",
     "transformer_lm/gpt2", "transformer_lm/llama", "transformer_lm/mistral",
     "experts/linear", "experts/mixture", "transformer_lm/experts",
     "transformer_lm/lora", "encoder_decoder/model-t5",
 )  # fmt: skip
 EXPECTED = {
     "layers": called_products.PRODUCT,
+    "norms": norm_calls.NORM_BACK,
     "feed_forward": called_products.PRODUCT,
     "experts": called_products.GROUPED,
 }
-QUICK = ("layers/linear", "attention/multi-head", "attention/grouped-query", "experts/mixture")
+QUICK = (
+    "layers/linear", "attention/multi-head", "attention/grouped-query", "experts/mixture",
+    "feed_forward/gelu", "norms/layer-norm",
+)  # fmt: skip
 CHOSEN = [case for case in CASES if case.name in NAMES]
 
 
@@ -35,17 +42,29 @@ CHOSEN = [case for case in CASES if case.name in NAMES]
 )
 def test_what_is_left_is_rounding(case, library, monkeypatch):
     assert len(CHOSEN) == len(NAMES)
-    called, call = [], called_products._call
+    called = []
 
-    def count(library, form, *arguments):
-        called.append(form)
-        return call(library, form, *arguments)
+    def spy(module, place):
+        call = module._call
 
-    monkeypatch.setattr(called_products, "_call", count)
+        def count(*arguments):
+            called.append(arguments[place])
+            return call(*arguments)
+
+        monkeypatch.setattr(module, "_call", count)
+
+    # Whose argument says which call it is.
+    spy(called_products, 1)
+    spy(called_norms, 0)
+    spy(called_activations, 0)
     monkeypatch.setattr(called_products, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(called_norms, "FEWEST_NUMBERS", 1)
+    monkeypatch.setattr(called_activations, "FEWEST_NUMBERS", 1)
     pair = Pair(case)
     for std in case.stds():
         with called_products.products_of(library):
             rounding_figures(pair, std, DTYPES["float32"])
     expected = EXPECTED.get(case.component, called_products.SCORES)
-    assert expected in called, "these are XLA's products"
+    assert expected in called, "these are XLA's"
+    if "gelu" in case.name:
+        assert activation_calls.GELU_AND_SLOPE in called

@@ -11,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxformer.execution.called_products import FEWEST_ROWS, wanted_library
+from jaxformer.execution.called_products import wanted_library
 from jaxformer.hardware import norm_calls
+
+# Fewer numbers take no longer in XLA than a call.
+FEWEST_NUMBERS = 4096
 
 
 def fits(x: Float[Array, "... D"], *parameters: Float[Array, "..."] | None) -> bool:
@@ -23,9 +26,8 @@ def fits(x: Float[Array, "... D"], *parameters: Float[Array, "..."] | None) -> b
         parameters: factor and bias, where there are any.
     """
     given = [p for p in parameters if p is not None]
-    has_rows = x.size >= FEWEST_ROWS * x.shape[-1] > 0
-    has_shapes = all(p.shape == x.shape[-1:] for p in given)
-    return bool(has_rows and has_shapes and wanted_library(x, *given)) and norm_calls.are_known()
+    has_size = x.size >= FEWEST_NUMBERS and all(p.shape == x.shape[-1:] for p in given)
+    return has_size and wanted_library(x, *given) is not None and norm_calls.are_known()
 
 
 def norm(

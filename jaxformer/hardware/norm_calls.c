@@ -28,103 +28,135 @@ typedef struct {
   int rows, width;
 } Norms;
 
-// Returns the sum of (x - shift)ᵖ of a row, of which p is 1 or 2.
-INLINE float sum_of_powers(const float* x, int width, float shift, bool squares) {
+// Returns the next numbers of a row: a register full, or fewer and others that fill it.
+INLINE Vector load_some(const float* from, const int count, float filling) {
+  if (count == kLanes) return load(from);
+  Vector x = spread(filling);
+  memcpy(&x, from, count * sizeof(float));
+  return x;
+}
+
+INLINE void store_some(float* to, const int count, Vector x) {
+  if (count == kLanes) store(to, x);
+  else memcpy(to, &x, count * sizeof(float));
+}
+
+INLINE Vector add_powers(Vector sum, const float* x, const int count, float shift,
+                         const bool squares) {
+  const Vector moved = load_some(x, count, shift) - shift;
+  if (squares) return sum + moved * moved;
+  return sum + moved;
+}
+
+// Returns the mean of (x - shift)ᵖ of a row, of which p is 1 or 2.
+INLINE float mean_power(const float* x, int width, float shift, const bool squares) {
   Vector sums[kSums] = {{0}};
   int i = 0;
   for (; i + kSums * kLanes <= width; i += kSums * kLanes)
-    UNROLL for (int j = 0; j < kSums; ++j) {
-      Vector moved = load(x + i + j * kLanes) - shift;
-      if (squares) moved *= moved;
-      sums[j] += moved;
-    }
-  for (; i + kLanes <= width; i += kLanes) {
-    Vector moved = load(x + i) - shift;
-    if (squares) moved *= moved;
-    sums[0] += moved;
-  }
-  float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  for (; i < width; ++i) sum += squares ? (x[i] - shift) * (x[i] - shift) : x[i] - shift;
-  return sum;
+    UNROLL for (int j = 0; j < kSums; ++j)
+      sums[j] = add_powers(sums[j], x + i + j * kLanes, kLanes, shift, squares);
+  for (; i + kLanes <= width; i += kLanes)
+    sums[0] = add_powers(sums[0], x + i, kLanes, shift, squares);
+  if (i < width) sums[1] = add_powers(sums[1], x + i, width - i, shift, squares);
+  return total((sums[0] + sums[1]) + (sums[2] + sums[3])) / width;
 }
 
-INLINE void normalize_row(const Norms* p, int row) {
+// Writes some numbers of a row, which begin at so many, without the mean and times the scale.
+INLINE void normalize_some(const Norms* p, const float* x, float* y, int at, const int count,
+                           float mean, float scale, const bool has_factor, const bool has_bias) {
+  Vector result = (load_some(x + at, count, 0) - mean) * scale;
+  if (has_factor) result *= load_some(p->factor + at, count, 0);
+  if (has_bias) result += load_some(p->bias + at, count, 0);
+  store_some(y + at, count, result);
+}
+
+INLINE void normalize_row(const Norms* p, int row, const bool has_factor, const bool has_bias) {
   const int width = p->width;
   const float* x = p->x + (int64_t)row * width;
   float* y = p->y + (int64_t)row * width;
-  const float mean = p->centres ? sum_of_powers(x, width, 0, false) / width : 0;
-  const float scale = 1 / sqrtf(sum_of_powers(x, width, mean, true) / width + p->eps);
+  const float mean = p->centres ? mean_power(x, width, 0, false) : 0;
+  const float scale = 1 / sqrtf(mean_power(x, width, mean, true) + p->eps);
   p->moments[2 * row] = mean;
   p->moments[2 * row + 1] = scale;
   int i = 0;
-  for (; i + kLanes <= width; i += kLanes) {
-    Vector result = (load(x + i) - mean) * scale;
-    if (p->factor) result *= load(p->factor + i);
-    if (p->bias) result += load(p->bias + i);
-    store(y + i, result);
-  }
-  for (; i < width; ++i) {
-    float result = (x[i] - mean) * scale;
-    if (p->factor) result *= p->factor[i];
-    if (p->bias) result += p->bias[i];
-    y[i] = result;
+  for (; i + kLanes <= width; i += kLanes)
+    normalize_some(p, x, y, i, kLanes, mean, scale, has_factor, has_bias);
+  if (i < width) normalize_some(p, x, y, i, width - i, mean, scale, has_factor, has_bias);
+}
+
+// Of a row on the way back. With n the row without factor and bias, s its scale and g = dy · factor:
+// dx = s (g - mean(g) - n mean(n g)), where the norm of a row's mean square has no mean(g).
+typedef struct {
+  const float *x, *dy;
+  float *dx, *of_factor, *of_bias;
+  float mean, scale;
+} Row;
+
+// Adds some numbers to the gradients of factor and bias, and to the sums of g and n g.
+INLINE void add_some(const Norms* p, const Row* row, int at, const int count,
+                     const bool has_factor, const bool has_bias, Vector* sum, Vector* along) {
+  const Vector n = (load_some(row->x + at, count, row->mean) - row->mean) * row->scale;
+  Vector g = load_some(row->dy + at, count, 0);
+  float *of_factor = row->of_factor + at, *of_bias = row->of_bias + at;
+  if (has_factor) store_some(of_factor, count, load_some(of_factor, count, 0) + g * n);
+  if (has_bias) store_some(of_bias, count, load_some(of_bias, count, 0) + g);
+  if (has_factor) g *= load_some(p->factor + at, count, 0);
+  *sum += g;
+  *along += g * n;
+}
+
+INLINE void differentiate_some(const Norms* p, const Row* row, int at, const int count,
+                               const bool has_factor, float shift, float slope) {
+  const Vector n = (load_some(row->x + at, count, 0) - row->mean) * row->scale;
+  Vector g = load_some(row->dy + at, count, 0);
+  if (has_factor) g *= load_some(p->factor + at, count, 0);
+  store_some(row->dx + at, count, (g - shift - n * slope) * row->scale);
+}
+
+INLINE void differentiate_row(const Norms* p, const Row* row, const bool has_factor,
+                              const bool has_bias) {
+  const int width = p->width;
+  Vector sum = {0}, along = {0};
+  int i = 0;
+  for (; i + kLanes <= width; i += kLanes)
+    add_some(p, row, i, kLanes, has_factor, has_bias, &sum, &along);
+  if (i < width) add_some(p, row, i, width - i, has_factor, has_bias, &sum, &along);
+  const float shift = p->centres ? total(sum) / width : 0, slope = total(along) / width;
+  for (i = 0; i + kLanes <= width; i += kLanes)
+    differentiate_some(p, row, i, kLanes, has_factor, shift, slope);
+  if (i < width) differentiate_some(p, row, i, width - i, has_factor, shift, slope);
+}
+
+// Of a block, compiled once for each kind of norm: a factor, a bias.
+INLINE void compute_rows(const Norms* p, int block, const bool is_back, const bool has_factor,
+                         const bool has_bias) {
+  const int end = (block + 1) * kRows < p->rows ? (block + 1) * kRows : p->rows;
+  for (int number = block * kRows; number < end; ++number) {
+    if (!is_back) {
+      normalize_row(p, number, has_factor, has_bias);
+      continue;
+    }
+    const int64_t at = (int64_t)number * p->width;
+    float* part = p->parts + (int64_t)block * 2 * p->width;
+    const Row row = {p->x + at, p->dy + at, p->dx + at, part, part + p->width,
+                     p->moments[2 * number], p->moments[2 * number + 1]};
+    differentiate_row(p, &row, has_factor, has_bias);
   }
 }
 
-// With n the row without factor and bias, s its scale and g = dy · factor:
-// dx = s (g - mean(g) - n mean(n g)), where the norm of a row's mean square has no mean(g).
-INLINE void differentiate_row(const Norms* p, int row, float* of_factor, float* of_bias) {
-  const int width = p->width;
-  const float* x = p->x + (int64_t)row * width;
-  const float* dy = p->dy + (int64_t)row * width;
-  float* dx = p->dx + (int64_t)row * width;
-  const float mean = p->moments[2 * row], scale = p->moments[2 * row + 1];
-  Vector sums[2] = {{0}}, along[2] = {{0}};
-  int i = 0;
-  for (int turn = 0; i + kLanes <= width; i += kLanes, turn ^= 1) {
-    const Vector n = (load(x + i) - mean) * scale;
-    Vector g = load(dy + i);
-    if (of_factor) store(of_factor + i, load(of_factor + i) + g * n);
-    if (of_bias) store(of_bias + i, load(of_bias + i) + g);
-    if (p->factor) g *= load(p->factor + i);
-    sums[turn] += g;
-    along[turn] += g * n;
-  }
-  float sum = total(sums[0] + sums[1]), product = total(along[0] + along[1]);
-  for (; i < width; ++i) {
-    const float n = (x[i] - mean) * scale;
-    float g = dy[i];
-    if (of_factor) of_factor[i] += g * n;
-    if (of_bias) of_bias[i] += g;
-    if (p->factor) g *= p->factor[i];
-    sum += g;
-    product += g * n;
-  }
-  const float shift = p->centres ? sum / width : 0, slope = product / width;
-  for (i = 0; i + kLanes <= width; i += kLanes) {
-    const Vector n = (load(x + i) - mean) * scale;
-    Vector g = load(dy + i);
-    if (p->factor) g *= load(p->factor + i);
-    store(dx + i, (g - shift - n * slope) * scale);
-  }
-  for (; i < width; ++i) {
-    const float n = (x[i] - mean) * scale, g = p->factor ? dy[i] * p->factor[i] : dy[i];
-    dx[i] = (g - shift - n * slope) * scale;
-  }
+INLINE void compute_block(const Norms* p, int block, const bool is_back) {
+  if (p->factor && p->bias) compute_rows(p, block, is_back, true, true);
+  else if (p->factor) compute_rows(p, block, is_back, true, false);
+  else if (p->bias) compute_rows(p, block, is_back, false, true);
+  else compute_rows(p, block, is_back, false, false);
 }
 
 static void normalize(const Job* job, int block) {
-  const Norms* p = (const Norms*)job;
-  const int end = (block + 1) * kRows < p->rows ? (block + 1) * kRows : p->rows;
-  for (int row = block * kRows; row < end; ++row) normalize_row(p, row);
+  compute_block((const Norms*)job, block, false);
 }
 
 static void differentiate(const Job* job, int block) {
-  const Norms* p = (const Norms*)job;
-  const int end = (block + 1) * kRows < p->rows ? (block + 1) * kRows : p->rows;
-  float* part = p->parts + (int64_t)block * 2 * p->width;
-  float *of_factor = p->factor ? part : NULL, *of_bias = p->bias ? part + p->width : NULL;
-  for (int row = block * kRows; row < end; ++row) differentiate_row(p, row, of_factor, of_bias);
+  compute_block((const Norms*)job, block, true);
 }
 
 static float* unless_empty(const XLA_FFI_Buffer* buffer) {

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxformer.execution.called_products import product
+from jaxformer.hardware import activation_calls, norm_calls
 from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.matrix_products import (
     LIBRARIES,
@@ -136,6 +137,9 @@ def _measure_gains(
     # Programs are compiled while a C compiler builds what others call.
     with concurrent.futures.ThreadPoolExecutor(1 + len(libraries), "products") as threads:
         call_of_xla = threads.submit(prepare, jnp.matmul)
+        # What a run with called products needs besides.
+        for known in (norm_calls.are_known, activation_calls.are_known):
+            threads.submit(known)
         prepared = list(threads.map(prepare_library, libraries))
     found = zip(libraries, prepared, strict=True)
     calls = {library: call for library, call in found if call is not None}

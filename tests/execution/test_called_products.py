@@ -21,9 +21,10 @@ from jaxformer.execution.called_products import (
     weighted,
 )
 from jaxformer.execution.sharding import layout
-from jaxformer.hardware import custom_calls, matrix_products, torch_library
+from jaxformer.hardware import matrix_products, torch_library
 from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.matrix_products import LIBRARIES, check_products, register_products
+from tests.support.narrow_calls import register_narrow
 
 # Why the products of a library cannot be used here.
 MISSING = {}
@@ -47,22 +48,11 @@ for_each_library = pytest.mark.parametrize("library", _EACH)
 NARROW = "narrow"
 
 
-@functools.cache
-def _register_narrow():
-    options = [*custom_calls.FAST_OPTIONS[0], "-mno-avx512f"]
-    library = custom_calls.load(matrix_products.NAME, [options])
-    forms = matrix_products._FORMS
-    custom_calls.register(library, {f"{NARROW}_{form}": f"jaxformer_{form}" for form in forms})
-
-
 @pytest.fixture(params=[*_EACH, NARROW])
 def each_build(request):
     """A library, or jaxformer's own built for narrower registers."""
     if request.param == NARROW:
-        try:
-            _register_narrow()
-        except UnavailableError:
-            pytest.skip("the compiler knows no registers of other widths")
+        register_narrow(matrix_products.NAME, matrix_products._FORMS, "jaxformer_")
     return request.param
 
 

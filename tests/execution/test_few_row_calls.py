@@ -1,6 +1,5 @@
 """Products of few rows by custom calls: right, the same for any number of rows, and used."""
 
-import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,11 +16,12 @@ from jaxformer.execution import few_rows
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
 from jaxformer.few_row_layers import few_row_kernels
 from jaxformer.generation import generate
-from jaxformer.hardware import custom_calls, row_products
-from jaxformer.layers import Linear
+from jaxformer.hardware import row_products
+from jaxformer.layers import Linear, project
 from jaxformer.narrow_linear import narrow_weights
 from jaxformer.transformer_lm import TransformerLM
 from tests.hardware.test_custom_calls import needs_calls
+from tests.support.narrow_calls import BUILDS, register_narrow
 from tests.support.tiers import full_after, full_except
 
 pytestmark = needs_calls
@@ -36,29 +36,16 @@ KINDS = {
 SHAPES = [(1, 256, 1024), (2, 7, 11), (5, 300, 65), (6, 513, 129), (32, 1100, 200), (3, 4, 1)]
 
 
-@pytest.fixture(params=["this processor", "narrower registers"])
+@pytest.fixture(params=BUILDS)
 def built(request, monkeypatch):
     """The custom calls, and those for registers of half the width, which this processor has too."""
     if request.param == "this processor":
         return
-    narrow = _register_narrow()
-    if narrow is None:
-        pytest.skip("the compiler knows no registers of other widths")
+    register_narrow("few_row_products", row_products.TARGETS)
     for name in TARGETS:
         monkeypatch.setattr(row_products, name, f"narrow_{getattr(row_products, name)}")
     for dtype, target in few_rows.TRANSPOSED_DTYPES.items():
         monkeypatch.setitem(few_rows.TRANSPOSED_DTYPES, dtype, f"narrow_{target}")
-
-
-@functools.cache
-def _register_narrow():
-    try:
-        options = [*custom_calls.FAST_OPTIONS[0], "-mno-avx512f", "-w"]
-        library = custom_calls.load("few_row_products", [options])
-    except custom_calls.UnavailableError:
-        return None
-    custom_calls.register(library, {f"narrow_{name}": name for name in row_products.TARGETS})
-    return library
 
 
 def draw(*shape, seed=0):
@@ -97,6 +84,30 @@ def test_a_product_is_right_to_rounding_and_no_row_depends_on_others(shape, mult
     check_product(found, x, kernel)
     for row in {0, rows // 2, rows - 1}:
         np.testing.assert_array_equal(multiply(x[row : row + 1], kernel)[0], found[row])
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("rows", [1, 7])
+def test_products_of_one_call_are_those_of_each(rows):
+    """Of other widths, one of them no multiple of anything, as many as a call takes."""
+    x = draw(rows, 300)
+    kernels = [draw(300, 64 * i + i % 2, seed=i) for i in range(1, few_rows.MOST_TOGETHER + 1)]
+    found = jax.jit(lambda *arrays: few_rows.call_each_product(*arrays))(x, *kernels)
+    for y, kernel in zip(found, kernels, strict=True):
+        check_product(y, x, kernel)
+        np.testing.assert_array_equal(y, product(x, kernel))
+
+
+def test_layers_of_one_input_are_one_call(monkeypatch):
+    layers = [Linear(128, width, rngs=nnx.Rngs(width)) for width in (128, 256)]
+    x = jnp.asarray(draw(2, 3, 128))
+    expected = project(x, *layers)
+    for layer in layers:
+        layer.uses_custom_call = True
+    called = count_calls(monkeypatch)
+    for found, y in zip(project(x, *layers), expected, strict=True):
+        np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-6)
+    assert called == [row_products.PRODUCT]
 
 
 @pytest.mark.usefixtures("built")
@@ -159,9 +170,13 @@ def test_a_number_that_is_not_finite_comes_through(multiply):
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
 
 
-def test_many_at_once_end_and_give_the_same_bits():
-    """From several threads, on several devices, each with blocks for all threads of the pool."""
-    x, kernel = draw(9, 600), draw(600, 500, seed=1)
+@pytest.mark.parametrize("rows", [1, 9])
+def test_many_at_once_end_and_give_the_same_bits(rows):
+    """From several threads, on several devices, each with blocks for all threads of the pool.
+
+    After products of one row the threads of the pool wait for the next ones.
+    """
+    x, kernel = draw(rows, 600), draw(600, 500, seed=1)
     compiled = jax.jit(few_rows.call_product)
     first = np.asarray(compiled(x, kernel))
 

@@ -1,6 +1,5 @@
 """Attention as a custom call: right, always the same, and taken only where it may be."""
 
-import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -18,6 +17,7 @@ from jaxformer.hardware.attention_call import ATTENTION, NAME
 from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask
+from tests.support.narrow_calls import BUILDS, register_narrow
 
 try:
     custom_calls.load(NAME, FAST_OPTIONS)
@@ -38,22 +38,13 @@ SHAPES = [
 ]
 
 
-@functools.cache
-def _register_narrow():
-    library = custom_calls.load(NAME, [[*FAST_OPTIONS[0], "-mno-avx512f"]])
-    custom_calls.register(library, {"narrow_attention": ATTENTION})
-
-
-@pytest.fixture(params=["this processor", "narrower registers"])
+@pytest.fixture(params=BUILDS)
 def built(request, monkeypatch):
     """The custom call, and that for registers of half the width, which this processor has too."""
     if request.param == "narrower registers":
-        try:
-            _register_narrow()
-        except UnavailableError:
-            pytest.skip("the compiler knows no registers of other widths")
+        register_narrow(NAME, [ATTENTION])
         attention_call.is_known()  # once, by its own name
-        monkeypatch.setattr(attention_call, "ATTENTION", "narrow_attention")
+        monkeypatch.setattr(attention_call, "ATTENTION", f"narrow_{ATTENTION}")
 
 
 @needs_compiler

@@ -1,0 +1,98 @@
+"""GELU as a custom call: as exact as torch's, always the same, and taken only where it may be."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.execution.called_activations import FEWEST_NUMBERS, fits
+from jaxformer.execution.called_activations import gelu as called_gelu
+from jaxformer.execution.called_products import products_of
+from jaxformer.execution.sharding import layout
+from jaxformer.feed_forward import ACTIVATIONS, gelu
+from jaxformer.hardware import activation_calls
+from tests.hardware.test_custom_calls import needs_calls
+from tests.support.narrow_calls import BUILDS, register_narrow
+
+pytestmark = needs_calls
+ROOTS = {"none": 0.0, "tanh": math.sqrt(2 / math.pi)}
+# No multiple of a register, and more than one block.
+POINTS = np.linspace(-12, 12, 100_003, dtype=np.float32)
+
+
+@pytest.fixture(params=BUILDS)
+def built(request, monkeypatch):
+    """The custom calls, and those for registers of half the width, which this processor has too."""
+    activation_calls.are_known()
+    if request.param == "narrower registers":
+        register_narrow(activation_calls.NAME, activation_calls.TARGETS)
+        for name in ("GELU", "GELU_AND_SLOPE"):
+            monkeypatch.setattr(activation_calls, name, f"narrow_{getattr(activation_calls, name)}")
+
+
+def torch_gelu(x, approximation):
+    x = torch.from_numpy(x).requires_grad_()
+    y = torch.nn.functional.gelu(x, approximate=approximation)
+    y.backward(torch.ones_like(y))
+    return y.detach().numpy(), x.grad.numpy()
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("approximation", ROOTS)
+def test_it_rounds_at_most_twice_as_much_as_torch(approximation):
+    exact = torch_gelu(POINTS.astype(np.float64), approximation)
+    expected = torch_gelu(POINTS, approximation)
+    call = jax.jit(lambda x: called_gelu(x, ROOTS[approximation]))
+    y, pull = jax.vjp(call, POINTS)
+    found = [y, *pull(jnp.ones_like(y))]
+    for array, of_torch, true in zip(found, expected, exact, strict=True):
+        assert np.abs(array - true).max() <= 2 * np.abs(of_torch - true).max()
+    # Alone, and with its slope.
+    np.testing.assert_array_equal(call(POINTS), y)
+
+
+@pytest.mark.parametrize("approximation", ROOTS)
+def test_numbers_far_from_zero_and_those_that_are_not_finite(approximation):
+    x = np.array([0.0, -0.0, 1e-30, -1e-30, 100, -100, 1e18, -1e18, np.inf, np.nan], np.float32)
+    y, pull = jax.vjp(lambda x: called_gelu(x, ROOTS[approximation]), x)
+    expected = [0, -0.0, 5e-31, -5e-31, 100, 0, 1e18, 0, np.inf, np.nan]
+    np.testing.assert_array_equal(y, np.float32(expected))
+    (slope,) = pull(jnp.ones_like(y))
+    np.testing.assert_array_equal(slope[:6], np.float32([0.5, 0.5, 0.5, 0.5, 1, 0]))
+
+
+def test_only_many_numbers_in_float32_outside_a_mesh_are_called(monkeypatch):
+    x = jnp.ones(FEWEST_NUMBERS)
+    assert not fits(x)
+    with products_of("jaxformer"):
+        assert fits(x)
+        assert not fits(x[1:])
+        assert not fits(x.astype(jnp.bfloat16))
+        with layout(object()):
+            assert not fits(x)
+        monkeypatch.setattr(activation_calls, "are_known", lambda: False)
+        assert not fits(x)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "gelu_bloom"])
+def test_the_activations_take_it_and_give_the_same(name):
+    x = jnp.asarray(POINTS.reshape(-1, 1))
+    expected = ACTIVATIONS[name](x)
+    with products_of("jaxformer"):
+        assert "jaxformer_gelu" in str(jax.make_jaxpr(ACTIVATIONS[name])(x))
+        np.testing.assert_allclose(ACTIVATIONS[name](x), expected, rtol=1e-4, atol=2e-6)
+
+
+def test_the_same_function_of_texts_side_by_side():
+    x = jnp.asarray(POINTS[: 3 * 5000].reshape(3, 5000))
+    with products_of("jaxformer"):
+        found = jax.vmap(lambda x: gelu(x))(x)
+    np.testing.assert_array_equal(found, called_gelu(x))
+
+
+def test_the_switch_of_custom_calls_turns_it_off(monkeypatch):
+    monkeypatch.setenv("JAXFORMER_CUSTOM_CALLS", "off")
+    assert not activation_calls.are_known.__wrapped__()

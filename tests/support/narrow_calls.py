@@ -1,0 +1,37 @@
+"""Custom calls built for registers of half the width, which this processor has too."""
+
+import functools
+from collections.abc import Iterable
+
+import pytest
+
+from jaxformer.hardware import custom_calls
+
+BUILDS = ("this processor", "narrower registers")
+
+
+@functools.cache
+def _register(name: str, targets: tuple[str, ...], functions: tuple[str, ...]) -> bool:
+    options = [*custom_calls.FAST_OPTIONS[0], "-mno-avx512f", "-w"]
+    try:
+        library = custom_calls.load(name, [options])
+    except custom_calls.UnavailableError:
+        return False
+    custom_calls.register(library, dict(zip(targets, functions, strict=True)))
+    return True
+
+
+def register_narrow(name: str, functions: Iterable[str], prefix: str = "") -> None:
+    """Makes functions of a library known to XLA as ``narrow_`` and their names.
+
+    Skips the test where the compiler knows no registers of other widths.
+
+    Args:
+        name: of the library's source.
+        functions: as XLA's names end.
+        prefix: with which they begin in the library.
+    """
+    names = tuple(functions)
+    targets = tuple(f"narrow_{name}" for name in names)
+    if not _register(name, targets, tuple(prefix + name for name in names)):
+        pytest.skip("the compiler knows no registers of other widths")
