@@ -5,6 +5,7 @@ call (``hardware.norm_calls``) finishes a row while it is in a core's cache.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,9 @@ def _norm_and_moments(
 ) -> tuple[Array, Array]:
     """The result; and of each row what is taken away, and what it is multiplied by."""
     shapes = [x_RD.shape, (len(x_RD), 2)]
-    y_RD, moments_R2 = _call(norm_calls.NORM, shapes, x_RD, factor, bias, np.float32(settings))
+    y_RD, moments_R2 = _call(
+        norm_calls.NORM, shapes, x_RD, factor, bias, np.array(settings, np.float32)
+    )
     return y_RD, moments_R2
 
 
@@ -82,11 +85,13 @@ def _norm_back(
 ) -> tuple[Array, ...]:
     x_RD, factor, bias, moments_R2 = kept
     shapes = [x_RD.shape, factor.shape, bias.shape]
-    arguments = x_RD, factor, bias, np.float32(settings), moments_R2, dy_RD
+    arguments = x_RD, factor, bias, np.array(settings, np.float32), moments_R2, dy_RD
     return _call(norm_calls.NORM_BACK, shapes, *arguments)
 
 
-def _call(target: str, shapes: list[tuple[int, ...]], *arguments: Array) -> tuple[Array, ...]:
+def _call(
+    target: str, shapes: Sequence[tuple[int, ...]], *arguments: Array | np.ndarray
+) -> tuple[Array, ...]:
     results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
     return tuple(call(*arguments))
