@@ -16,6 +16,8 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``shared_traces``: equal blocks are traced once, whatever their number.
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.
 - ``called_products``: products of a run on a CPU as custom calls, of jaxformer's or of torch's.
+- ``called_norms``: norms as custom calls, where products are.
+- ``called_activations``: GELU as a custom call, where products are.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
 - ``batch_halves``: the halves of a batch, which a CPU's cores generate at the same time.
 - ``cores``: how many cores of the processor there are to use.

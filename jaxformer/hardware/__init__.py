@@ -13,6 +13,8 @@ come out.
 - ``torch_library``: finds the matrix products of the library that torch brings along.
 - ``row_products``: makes products of few rows with large matrices known to XLA.
 - ``attention_call``: the same for attention where there are no gradients.
+- ``norm_calls``: the same for norms of rows and their gradients.
+- ``activation_calls``: the same for GELU and its slope.
 - ``processor``: a name for the kind of processor.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.
 - ``nvidia_driver``: whether an NVIDIA GPU can be used, found before JAX looks.

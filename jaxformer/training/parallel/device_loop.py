@@ -101,10 +101,25 @@ class DeviceLoop:
         self,
         parameters: Parameters,
         tokens: Int[Array, "C"] | None,
+        starts: Int[Array, "n b"] | Int[Array, "n b _"],
+        mask: Bool[Array, "n b T"],
+    ) -> Float[Array, ""]:
+        """Returns the sum of the losses of the targets that ``mask`` keeps, in nats.
+
+        It is made in n rounds, each of which takes b windows.
+        """
+        evaluate = functools.partial(self._evaluate_round, parameters, tokens)
+        if len(starts) == 1:
+            return evaluate(starts[0], mask[0])
+        return jnp.sum(jax.lax.map(lambda windows: evaluate(*windows), (starts, mask)))
+
+    def _evaluate_round(
+        self,
+        parameters: Parameters,
+        tokens: Int[Array, "C"] | None,
         starts: Int[Array, "b"] | Int[Array, "b _"],
         mask: Bool[Array, "b T"],
     ) -> Float[Array, ""]:
-        """Returns the sum of the losses of the targets that ``mask`` keeps, in nats."""
         inputs, targets, *beside = self._batch(tokens, starts)
         batch = inputs, targets, mask, *beside
         parts = zip(*(jnp.split(x, _parts_of(len(mask))) for x in batch), strict=True)

@@ -81,8 +81,8 @@ class MeshStrategy(Strategy):
             in_shardings=(
                 self._state_shardings.parameters,
                 whole,
-                self._input_sharding(0),
-                self._input_sharding(0),
+                self._input_sharding(1),
+                self._input_sharding(1),
             ),
             out_shardings=whole,
         )

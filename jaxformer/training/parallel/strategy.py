@@ -237,32 +237,42 @@ class Strategy(abc.ABC):
             starts: where the windows begin, or the rows themselves.
             mask: which of their targets count.
             batch_size: windows per device at a time, such as ``evaluation_batch_size``.
-            stopped: called before every batch; if it returns True, the result is None.
+            stopped: called before every call; if it returns True, the result is None.
         """
-        batch = self._evaluation_batch(len(starts), batch_size)
-        pad = -len(starts) % batch
+        rounds, batch = self._evaluation_rounds(len(starts), batch_size)
+        pad = -len(starts) % (rounds * batch)
         starts = np.pad(starts, ((0, pad), *[(0, 0)] * (starts.ndim - 1)))
         padded = np.pad(mask, ((0, pad), (0, 0)))
+        shape = (rounds, *self._window_shape(batch))
         sums, total = None, 0.0
-        for first in range(0, len(starts), batch):
+        for first in range(0, len(starts), rounds * batch):
             if stopped():
                 return None
-            rows = slice(first, first + batch)
-            shape = self._window_shape(batch)
+            rows = slice(first, first + rounds * batch)
             chosen = starts[rows].reshape(*shape, *starts.shape[1:])
-            batch_starts = self._place_input(chosen, 0)
-            batch_mask = self._place_input(padded[rows].reshape(*shape, mask.shape[1]), 0)
-            previous, sums = sums, self._evaluate(parameters, tokens, batch_starts, batch_mask)
+            of_call = padded[rows].reshape(*shape, mask.shape[1])
+            placed = self._place_input(chosen, 1), self._place_input(of_call, 1)
+            previous, sums = sums, self._evaluate(parameters, tokens, *placed)
             # Read while the devices compute the next windows.
             total += 0.0 if previous is None else float(self.fetch(previous))
         return (total + float(self.fetch(sums))) / int(mask.sum())
 
-    def _evaluation_batch(self, windows: int, batch_size: int) -> int:
-        """How many windows all devices take at a time: about as many in each call."""
+    def _evaluation_rounds(self, windows: int, batch_size: int) -> tuple[int, int]:
+        """How many rounds a call has, and how many windows all devices take in each: about as many.
+
+        Windows per device at a time are as in ``evaluate``.
+        """
         windows_per_shard = -(-windows // self._shards)
-        calls = -(-windows_per_shard // batch_size)
-        even = -(-windows_per_shard // (calls * PARTS_ON_CPU)) * PARTS_ON_CPU
-        return self._shards * min(batch_size, even)
+        rounds = -(-windows_per_shard // batch_size)
+        calls = -(-rounds // min(rounds, self._most_rounds(batch_size)))
+        rounds_per_call = -(-rounds // calls)
+        parts = calls * rounds_per_call * PARTS_ON_CPU
+        even = -(-windows_per_shard // parts) * PARTS_ON_CPU
+        return rounds_per_call, self._shards * min(batch_size, even)
+
+    def _most_rounds(self, batch_size: int) -> int:
+        """Into how many rounds of so many windows per device a call of an evaluation is cut."""
+        return 1
 
     def lower_steps(
         self, state: TrainState, tokens: Array | None, starts: Any, count: Any
@@ -338,7 +348,8 @@ class Strategy(abc.ABC):
             windows: how many there are in all.
             batch_size: windows per device at a time.
         """
-        rows = self._window_shape(self._evaluation_batch(windows, batch_size))
+        rounds, batch = self._evaluation_rounds(windows, batch_size)
+        rows = (rounds, *self._window_shape(batch))
         tokens = None if corpus is None else jax.ShapeDtypeStruct((corpus,), np.int32)
         row = () if corpus is not None else (self.spec.row_length,)
         starts = jax.ShapeDtypeStruct((*rows, *row), np.int32)
