@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jaxformer.adapters import trained_parameters
 from jaxformer.config import OptimizerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution.all_reduce import mean_over
+from jaxformer.execution.batch_parts import count_parts
 from jaxformer.execution.chunked_loss import TokenLosses, average_losses
 from jaxformer.execution.sharding import gather_outside_blocks
 from jaxformer.experts import balance_loss
@@ -137,7 +139,9 @@ def train_step(
     if narrow is None:
         narrow = cast_parameters(state.parameters, compute_dtype)
 
-    def loss(trained: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
+    def loss(
+        trained: Parameters, micro: Any, index: Any, first_row: Array | None
+    ) -> Float[Array, ""]:
         micro_key = None if key is None else jax.random.fold_in(key, index)
         inputs, targets, *beside = micro
         return language_model_loss(
@@ -153,10 +157,26 @@ def train_step(
             axis_name=axis_name,
         )
 
-    def differentiate(micro: Any, index: Any) -> tuple[Any, Any, Any]:
+    def differentiate_part(micro: Any, index: Any, first_row: Any) -> tuple[Any, Any]:
         at = {name: narrow[name] for name in trained}
-        value, gradients = jax.value_and_grad(loss)(at, micro, index)
-        gradients = {name: g.astype(trained[name].dtype) for name, g in gradients.items()}
+        value, gradients = jax.value_and_grad(loss)(at, micro, index, first_row)
+        return value, {name: g.astype(trained[name].dtype) for name, g in gradients.items()}
+
+    def differentiate(micro: Any, index: Any) -> tuple[Any, Any, Any]:
+        parts = count_parts(rows, batch[0].shape[2]) if can_be_cut else 1
+        if parts == 1:
+            value, gradients = differentiate_part(micro, index, first_row)
+        else:
+            value, gradients = _add_parts(
+                lambda part, row: differentiate_part(
+                    part, index, row if first_row is None else first_row + row
+                ),
+                micro,
+                parts,
+                trained,
+            )
+            if not masked:
+                value, gradients = jax.tree.map(lambda x: x / parts, (value, gradients))
         square = jnp.square(global_norm(gradients)) if optimizer.noise_scale else None
         return value, gradients, square
 
@@ -165,6 +185,8 @@ def train_step(
     )
 
     divisor = _mean_counted(batch[1], axis_name) if masked else None
+    # How experts are used is a matter of the whole batch.
+    can_be_cut = not merge(definition, narrow).config.feed_forward.experts.router.balance_loss
     first_micro = tuple(x[0] for x in batch)
     if count == 1:
         value, gradients, square = differentiate(first_micro, 0)
@@ -195,6 +217,34 @@ def train_step(
     changed: Any = optax.apply_updates(trained, updates)
     parameters = {**state.parameters, **changed}
     return TrainState(parameters, optimizer_state, state.step + 1), metrics
+
+
+def _add_parts(
+    differentiate: Callable[[Any, Array], tuple[Array, Parameters]],
+    micro: Sequence[Array],
+    parts: int,
+    trained: Parameters,
+) -> tuple[Array, Parameters]:
+    """Returns the sums of losses and gradients of the equal parts of a micro-batch.
+
+    Args:
+        differentiate: from a part and the number of its first row to its loss and gradients.
+        micro: arrays whose first dimension is cut.
+        parts: how many.
+        trained: what the gradients are like.
+    """
+    rows = len(micro[0]) // parts
+    cut = tuple(x.reshape(parts, rows, *x.shape[1:]) for x in micro)
+    dtype = jnp.promote_types(next(iter(trained.values())).dtype, jnp.float32)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        value, gradients = differentiate(*part)
+        return jax.tree.map(jnp.add, total, (value.astype(dtype), gradients)), None
+
+    start = jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, dict(trained))
+    total, _ = jax.lax.scan(add, start, (cut, rows * jnp.arange(parts)))
+    value, gradients = total
+    return value, gradients
 
 
 def evaluation_step(

@@ -92,9 +92,17 @@ def test_the_summary_has_every_result_of_every_machine(benchmark_modules):
         r for r in table.load() if r["benchmark"] == "training_step" and len(r["results"]) > 1
     ]
     gpu = {"gpu": ["NVIDIA A100, 81559 MiB, 570.1"]}
-    for dropped in (True, False):
-        settings = {**results[0]["settings"], "no_attention_dropout": dropped}
-        results.append({**results[0], "machine": gpu, "settings": settings, "file": f"{dropped}"})
+    cpu = {"gpu": [], "cpu": "Another", "cores": 2}
+    variants = [
+        (gpu, {}), (gpu, {"no_attention_dropout": True}), (gpu, {"no_dropout": True}),
+        (cpu, {}), (cpu, {"batch_size": 64}), ({**cpu, "all_of_mkl": True}, {}),
+        ({**cpu, "only_avx2": True}, {}), ({**cpu, "vector_instructions": "AVX2"}, {}),
+    ]  # fmt: skip
+    for number, (machine, changes) in enumerate(variants):
+        settings = {**results[0]["settings"], **changes}
+        results.append(
+            {**results[0], "machine": machine, "settings": settings, "file": f"variant {number}"}
+        )
     summary = table.summary(results)
     assert "| NVIDIA A100 |" in summary
     for result in results:
