@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from measure import on_gpu, rounded, seconds_of, torch_device, wait_for_torch
+from stand_ins import uses_only_avx2
 
 
 def measure_limits(
@@ -84,7 +85,7 @@ def _matmul(dtype: str, seconds: float) -> dict[str, float]:
             2 * size**3 / _fastest(_product(framework, size, dtype), seconds)
         )
         for size in sizes
-        for framework in ("jax", "torch")
+        for framework in (("torch",) if uses_only_avx2() else ("jax", "torch"))
     }
 
 

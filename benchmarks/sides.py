@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from measure import on_gpu, rounded, torch_device, wait_for_torch
-from stand_ins import limit_torch_compile
+from stand_ins import limit_torch_compile, uses_only_avx2
 
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
@@ -83,6 +83,8 @@ def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainCon
         dtype=arguments.dtype,
         seed=SEED,
     )  # fmt: skip
+    if uses_only_avx2():
+        config = dataclasses.replace(config, products="jaxformer")
     return choose_products(config, choose_devices(config))[0]
 
 

@@ -5,7 +5,8 @@ own functions who made the processor, and computes without AVX-512 where it was 
 that is loaded before it answers in its place.
 
 ``--only-avx2``: as a processor that has AVX2 and no AVX-512. XLA, torch and the C compiler are told
-so, and keep what they build apart from what is built for all of this one.
+so, and keep what they build apart from what is built for all of this one. XLA's matrix products use
+AVX-512 all the same: they are not measured, and jaxformer's own are taken.
 
 Both are read from the environment by other libraries, so the program begins anew.
 """
