@@ -99,7 +99,8 @@ def test_the_summary_has_every_result_of_every_machine(benchmark_modules):
         ({**cpu, "only_avx2": True}, {}), ({**cpu, "vector_instructions": "AVX2"}, {}),
     ]  # fmt: skip
     for number, (machine, changes) in enumerate(variants):
-        settings = {**results[0]["settings"], **changes}
+        usual = {"batch_size": None, "no_dropout": False, "no_attention_dropout": False}
+        settings = {**results[0]["settings"], **usual, **changes}
         results.append(
             {**results[0], "machine": machine, "settings": settings, "file": f"variant {number}"}
         )
