@@ -94,7 +94,8 @@ def project(x: Float[Array, "... I"], *layers: Any) -> list[Float[Array, "... _"
         layers: each a ``Linear``, or what stands for one.
     """
     rows = jnp.reshape(x, (-1, x.shape[-1]))
-    has_calls = all(isinstance(layer, Linear) and layer.uses_custom_call for layer in layers)
+    # A layer of another class, as one with an adapter, makes more of the rows than a product.
+    has_calls = all(type(layer) is Linear and layer.uses_custom_call for layer in layers)
     if has_calls and few_rows.fits_call(rows) and len(layers) <= few_rows.MOST_TOGETHER:
         found = few_rows.call_each_product(rows, *(layer.kernel[...] for layer in layers))
         return [layer.finish(y, x.shape[:-1]) for layer, y in zip(layers, found, strict=True)]

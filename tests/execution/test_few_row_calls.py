@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxformer.adapters import LoRALinear
 from jaxformer.attention_core import scaled_dot_product_attention
 from jaxformer.config import TransformerLMConfig
 from jaxformer.decoding import generating_programs
@@ -108,6 +109,20 @@ def test_layers_of_one_input_are_one_call(monkeypatch):
     for found, y in zip(project(x, *layers), expected, strict=True):
         np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-6)
     assert called == [row_products.PRODUCT]
+
+
+def test_a_layer_with_an_adapter_beside_others_keeps_it():
+    layers = [
+        Linear(128, 128, rngs=nnx.Rngs(0)),
+        LoRALinear(128, 128, rank=2, alpha=8.0, rngs=nnx.Rngs(1)),
+    ]
+    layers[1].lora_b.kernel[...] = jnp.ones((2, 128))
+    x = jnp.asarray(draw(3, 128))
+    expected = project(x, *layers)
+    for layer in layers:
+        layer.uses_custom_call = True
+    for found, y in zip(project(x, *layers), expected, strict=True):
+        np.testing.assert_allclose(found, y, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("built")
