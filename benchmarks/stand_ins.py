@@ -4,9 +4,9 @@
 own functions who made the processor, and computes without AVX-512 where it was not Intel. A library
 that is loaded before it answers in its place.
 
-``--only-avx2``: as a processor that has AVX2 and no AVX-512. XLA, torch and the C compiler are told
-so, and keep what they build apart from what is built for all of this one. XLA's matrix products use
-AVX-512 all the same: they are not measured, and jaxformer's own are taken.
+``--only-avx2``: as a processor that has AVX2 and no AVX-512. XLA, torch and the C compiler are
+limited to it, and keep what they build apart from what is built for all of this one. XLA's matrix
+products use AVX-512 all the same: they are not measured, and jaxformer's own are taken.
 
 Both are read from the environment by other libraries, so the program begins anew.
 """
@@ -31,7 +31,7 @@ for word do
 done
 exec {compiler} "$@"
 """
-# torch's own kernels ask for it; those of torch.compile are told by ``limit_torch_compile``.
+# torch's own kernels ask for it; ``limit_torch_compile`` limits those of torch.compile.
 TORCH, AVX2 = "ATEN_CPU_CAPABILITY", "avx2"
 
 

@@ -167,10 +167,9 @@ def train_step(
         if parts == 1:
             value, gradients = differentiate_part(micro, index, first_row)
         else:
+            before = 0 if first_row is None else first_row
             value, gradients = _add_parts(
-                lambda part, row: differentiate_part(
-                    part, index, row if first_row is None else first_row + row
-                ),
+                lambda part, row: differentiate_part(part, index, before + row),
                 micro,
                 parts,
                 trained,

@@ -17,9 +17,4 @@ NAME = "activation_calls"
 @functools.cache
 def are_known() -> bool:
     """Returns whether the custom calls of ``TARGETS`` can be used, and makes them known to XLA."""
-    library = custom_calls.load_own(NAME)
-    if library is None:
-        return False
-    library.jaxformer_set_devices(jax.local_device_count("cpu"))
-    custom_calls.register(library, {name: name for name in TARGETS})
-    return True
+    return custom_calls.register_own(NAME, TARGETS, devices=jax.local_device_count("cpu"))

@@ -18,9 +18,4 @@ LANES = 16
 @functools.cache
 def is_known() -> bool:
     """Returns whether the custom call ``ATTENTION`` can be used, and makes it known to XLA."""
-    library = custom_calls.load_own(NAME)
-    if library is None:
-        return False
-    library.jaxformer_set_devices(jax.local_device_count("cpu"))
-    custom_calls.register(library, {ATTENTION: ATTENTION})
-    return True
+    return custom_calls.register_own(NAME, [ATTENTION], devices=jax.local_device_count("cpu"))

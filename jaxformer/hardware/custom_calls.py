@@ -63,19 +63,6 @@ def _load(name: str, options: Sequence[str]) -> ctypes.CDLL:
         raise UnavailableError(f"what was built cannot be loaded: {error}") from error
 
 
-def load_own(name: str) -> ctypes.CDLL | None:
-    """Returns a library that is built for this processor; None where the user wants none.
-
-    The same where it cannot be built or loaded.
-    """
-    if are_off():
-        return None
-    try:
-        return load(name, FAST_OPTIONS)
-    except UnavailableError:
-        return None
-
-
 def check(name: str, options: Sequence[Sequence[str]]) -> None:
     """Checks that a library is built, or that there is a C compiler, which it does not wait for.
 
@@ -97,6 +84,28 @@ def register(library: ctypes.CDLL, functions: Mapping[str, str]) -> None:
     for target, function in functions.items():
         call = jax.ffi.pycapsule(getattr(library, function))
         jax.ffi.register_ffi_target(target, call, platform="cpu")
+
+
+def register_own(name: str, targets: Sequence[str], *, devices: int = 1) -> bool:
+    """Makes functions of a library that is built for this processor known to XLA, by their names.
+
+    Args:
+        name: of its source.
+        targets: the functions.
+        devices: of this process, which share its threads.
+
+    Returns:
+        Whether it could: not where the user wants none, nor where it cannot be built or loaded.
+    """
+    if are_off():
+        return False
+    try:
+        library = load(name, FAST_OPTIONS)
+    except UnavailableError:
+        return False
+    library.jaxformer_set_devices(devices)
+    register(library, {target: target for target in targets})
+    return True
 
 
 def _path(name: str, options: Sequence[str]) -> Path:

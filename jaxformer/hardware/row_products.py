@@ -22,8 +22,4 @@ TARGETS = (
 @functools.cache
 def are_known() -> bool:
     """Returns whether the custom calls of ``TARGETS`` can be used, and makes them known to XLA."""
-    library = custom_calls.load_own("few_row_products")
-    if library is None:
-        return False
-    custom_calls.register(library, {name: name for name in TARGETS})
-    return True
+    return custom_calls.register_own("few_row_products", TARGETS)

@@ -1,9 +1,10 @@
-"""A batch that a CPU computes in parts makes the step that the whole batch makes."""
+"""What a CPU computes in parts, a batch or an evaluation, is what the whole makes."""
 
 import jax
 import numpy as np
 import pytest
 
+from jaxformer.char_data import evaluation_windows
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.execution import batch_parts
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
@@ -11,7 +12,17 @@ from jaxformer.execution.batch_parts import TOKENS_OF_PART, count_parts
 from jaxformer.execution.seeds import seed_key
 from jaxformer.execution.sharding import layout
 from jaxformer.train_step import TrainState, train_step
-from tests.support.meshes import IDS, LENGTH, LLAMA, dropping, parameter_shapes, parameters_of
+from jaxformer.training.parallel import pmap
+from tests.support.meshes import (
+    IDS,
+    LENGTH,
+    LLAMA,
+    ONE,
+    dropping,
+    make,
+    parameter_shapes,
+    parameters_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +98,20 @@ def test_only_a_cpu_outside_a_mesh_computes_in_parts():
         assert count_parts(64, 256) == 1
     with layout(object()):
         assert count_parts(64, 256) == 1
+
+
+@pytest.mark.parametrize(("most", "rounds"), [(1, 1), (3, 2), (100, 4)])
+def test_a_call_of_pmap_evaluates_in_rounds_that_make_the_same_mean(monkeypatch, most, rounds):
+    starts, mask = evaluation_windows(len(IDS), LENGTH)
+    strategy = make(LLAMA, (2, None, None))
+    size = -(-len(starts) // 2 // 4 // 2) * 2
+    operations = 2 * sum(x.size for x in strategy.spec.shapes.values()) * size * LENGTH
+    monkeypatch.setattr(pmap, "OPERATIONS_OF_EVALUATION", most * operations)
+    shapes = strategy.evaluation_shapes(strategy.spec.shapes, len(IDS), len(starts), size)
+    assert shapes[2].shape[:2] == (min(rounds, -(-len(starts) // 2 // size)), 2)
+    parameters, tokens = strategy.place(parameters_of(LLAMA)), strategy.place_tokens(IDS)
+    found = strategy.evaluate(parameters, tokens, starts, mask, size)
+    plain = make(LLAMA, ONE)
+    parameters, tokens = plain.place(parameters_of(LLAMA)), plain.place_tokens(IDS)
+    expected = plain.evaluate(parameters, tokens, starts, mask, 1)
+    assert found == pytest.approx(expected, abs=1e-12)

@@ -17,7 +17,7 @@ from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import abstract
 from jaxformer.training.initial_state import plan_parameters
-from jaxformer.training.parallel import device_loop, pmap, sharding_rules
+from jaxformer.training.parallel import device_loop, sharding_rules
 from jaxformer.training.parallel import strategy as strategy_module
 from jaxformer.training.parallel.devices import check_mesh
 from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
@@ -225,23 +225,6 @@ def test_one_cpu_evaluates_two_parts_at_a_time(monkeypatch, mesh, size, parts):
     assert rows == ([half, half] if parts is None else parts)
     plain = strategy.evaluate(parameters, tokens, starts, mask, 1)
     assert found == pytest.approx(plain, abs=1e-12)
-
-
-@pytest.mark.parametrize(("most", "rounds"), [(1, 1), (3, 2), (100, 4)])
-def test_a_call_of_pmap_evaluates_in_rounds_that_make_the_same_mean(monkeypatch, most, rounds):
-    starts, mask = evaluation_windows(len(IDS), LENGTH)
-    strategy = make(LLAMA, (2, None, None))
-    size = -(-len(starts) // 2 // 4 // 2) * 2
-    operations = 2 * sum(x.size for x in strategy.spec.shapes.values()) * size * LENGTH
-    monkeypatch.setattr(pmap, "OPERATIONS_OF_EVALUATION", most * operations)
-    shapes = strategy.evaluation_shapes(strategy.spec.shapes, len(IDS), len(starts), size)
-    assert shapes[2].shape[:2] == (min(rounds, -(-len(starts) // 2 // size)), 2)
-    parameters, tokens = strategy.place(parameters_of(LLAMA)), strategy.place_tokens(IDS)
-    found = strategy.evaluate(parameters, tokens, starts, mask, size)
-    plain = make(LLAMA, ONE)
-    parameters, tokens = plain.place(parameters_of(LLAMA)), plain.place_tokens(IDS)
-    expected = plain.evaluate(parameters, tokens, starts, mask, 1)
-    assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
