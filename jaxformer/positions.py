@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxformer.execution.gpu_shapes import keep_row_major
+from jaxformer.execution.added_rows import add_to_each
 from jaxformer.layers import Embedding, Linear, in_float32
 from jaxformer.position_tables import (
     RotaryScaling,
@@ -128,7 +128,7 @@ def embed_tokens(
     if added is not None:
         x = x + added
     if position_embedding is not None:
-        x = keep_row_major(x + position_embedding(length, positions).astype(x.dtype))
+        x = add_to_each(x, position_embedding(length, positions).astype(x.dtype))
     return x
 
 

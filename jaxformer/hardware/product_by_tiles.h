@@ -2,6 +2,7 @@
 // has, one row after the other, for so many terms of the sum that it stays in a core's cache. A
 // number of the result is added up in the same order wherever it lies and however products are cut.
 
+#include "squares.h"
 #include "tiles.h"
 
 enum { kPanel = kTileVectors * kLanes };
@@ -23,50 +24,6 @@ static _Thread_local struct {
   float panel[kTerms * kPanel];
   float rows[(kPackedRows / kTileRows + 1) * (kTerms * kTileRows + kPadding)];
 } space __attribute__((aligned(64)));
-
-// Transposes a square: what has its rows so far apart becomes columns of a panel. In each of its
-// rounds pairs of rows exchange halves, then quarters, and so on.
-enum { kSquare = kLanes };
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define HAS_SHUFFLES
-#endif
-#endif
-#ifdef HAS_SHUFFLES
-#define FIRST(lane, apart) ((lane) & (apart) ? kLanes + (lane) - (apart) : (lane))
-#define SECOND(lane, apart) ((lane) & (apart) ? kLanes + (lane) : (lane) + (apart))
-#define EIGHT(of, n, apart)                                                                      \
-  of(n, apart), of(n + 1, apart), of(n + 2, apart), of(n + 3, apart), of(n + 4, apart),          \
-      of(n + 5, apart), of(n + 6, apart), of(n + 7, apart)
-#ifdef __AVX512F__
-#define ALL(of, apart) EIGHT(of, 0, apart), EIGHT(of, 8, apart)
-#else
-#define ALL(of, apart) EIGHT(of, 0, apart)
-#endif
-#define EXCHANGE(rows, apart)                                                                    \
-  UNROLL for (int i = 0; i < kSquare; ++i) if (!(i & (apart))) {                                 \
-    const Vector first = rows[i], second = rows[i + (apart)];                                    \
-    rows[i] = __builtin_shufflevector(first, second, ALL(FIRST, apart));                         \
-    rows[i + (apart)] = __builtin_shufflevector(first, second, ALL(SECOND, apart));              \
-  }
-
-static inline void turn_square(const float* from, int64_t stride, float* to, int width) {
-  Vector rows[kSquare];
-  UNROLL for (int i = 0; i < kSquare; ++i) rows[i] = load(from + i * stride);
-#ifdef __AVX512F__
-  EXCHANGE(rows, 8)
-#endif
-  EXCHANGE(rows, 4)
-  EXCHANGE(rows, 2)
-  EXCHANGE(rows, 1)
-  UNROLL for (int i = 0; i < kSquare; ++i) store(to + i * width, rows[i]);
-}
-#else
-static inline void turn_square(const float* from, int64_t stride, float* to, int width) {
-  for (int i = 0; i < kSquare; ++i)
-    for (int t = 0; t < kSquare; ++t) to[t * width + i] = from[i * stride + t];
-}
-#endif
 
 // Makes a panel, of so many numbers a row, of which so many columns are used and others are 0.
 static void make_panel(Matrix b, bool transposed, int terms, int width, int columns,

@@ -1,5 +1,7 @@
 // Vectors as wide as a register of this processor, and functions of their numbers.
 
+#pragma once
+
 #include <stdint.h>
 
 // Before a loop with a constant number of rounds: makes its variables registers.

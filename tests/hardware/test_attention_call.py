@@ -13,14 +13,21 @@ from jaxformer.execution.called_attention import attention, without_gradients
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import layout
 from jaxformer.hardware import attention_call, custom_calls
-from jaxformer.hardware.attention_call import ATTENTION, NAME
+from jaxformer.hardware.attention_call import (
+    ATTENTION,
+    ATTENTION_BACK,
+    BACK_NAME,
+    FORWARD,
+    NAME,
+)
 from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask
 from tests.support.narrow_calls import BUILDS, register_narrow
 
 try:
-    custom_calls.load(NAME, FAST_OPTIONS)
+    for name in (NAME, BACK_NAME):
+        custom_calls.load(name, FAST_OPTIONS)
     MISSING = ""
 except UnavailableError as error:
     MISSING = str(error)
@@ -35,16 +42,83 @@ SHAPES = [
     (1, 33, 100, 3, 1, 48),
     (3, 100, 33, 2, 2, 64),
     (1, 1, 9, 2, 1, 80),
+    (1, 200, 420, 2, 1, 16),
 ]
+EPS = np.finfo(np.float32).eps / 2
 
 
 @pytest.fixture(params=BUILDS)
 def built(request, monkeypatch):
-    """The custom call, and that for registers of half the width, which this processor has too."""
+    """The custom calls, and those for registers of half the width, which this processor has too."""
     if request.param == "narrower registers":
-        register_narrow(NAME, [ATTENTION])
-        attention_call.is_known()  # once, by its own name
-        monkeypatch.setattr(attention_call, "ATTENTION", f"narrow_{ATTENTION}")
+        register_narrow(NAME, FORWARD)
+        register_narrow(BACK_NAME, [ATTENTION_BACK])
+        attention_call.is_known()  # once, by their own names
+        for name in ("ATTENTION", "ATTENTION_AND_MOMENTS", "ATTENTION_BACK"):
+            monkeypatch.setattr(attention_call, name, f"narrow_{getattr(attention_call, name)}")
+
+
+class Exact:
+    """Attention and its gradients in float64, and how far float32 may be from them.
+
+    To first order: scores that err by at most d change a weight w by 2 d w. A score of a head of
+    width H is within H + 1 roundings of the sum of absolute products, an exponential within two of
+    itself, and sums of S terms within S.
+    """
+
+    def __init__(self, q, k, v, *, scale, causal, window):
+        heads, self.key_heads = q.shape[2], k.shape[2]
+        self.q, self.scale = q.astype(np.float64), scale
+        self.k, self.v = (
+            np.repeat(x, heads // self.key_heads, axis=2).astype(np.float64) for x in (k, v)
+        )
+        query, key = np.arange(q.shape[1])[:, None], np.arange(k.shape[1])
+        self.seen = (key <= query) | (not causal)
+        if window is not None:
+            self.seen &= (key < query + window) & (key > query - window)
+        scores = np.where(self.seen, scale * self.per_pair(self.q, self.k), -np.inf)
+        largest = np.where(self.seen.any(-1), scores.max(-1), 0)
+        powers = np.exp(scores - largest[..., None])
+        self.weights = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(float).tiny)
+        absolute = np.where(self.seen, self.per_pair(abs(self.q), abs(self.k)), 0)
+        self.relative = 2 * self.roundings(1) * scale * absolute.max(-1, keepdims=True)
+        self.relative = self.relative + (2 * k.shape[1] + 8) * EPS
+        self.out = self.per_query(self.weights, self.v)
+        self.out_bound = self.per_query(self.relative * self.weights, abs(self.v))
+
+    def roundings(self, more):
+        return (self.q.shape[-1] + more) * EPS
+
+    def per_pair(self, x, y):
+        return np.einsum("btnh,bsnh->bnts", x, y)
+
+    def per_query(self, x, y):
+        return np.einsum("bnts,bsnh->btnh", x, y)
+
+    def per_key(self, x, y):
+        """Sums over the queries, and the heads that share a key."""
+        of_heads = np.einsum("bnts,btnh->bsnh", x, y)
+        return of_heads.reshape(*of_heads.shape[:2], self.key_heads, -1, of_heads.shape[-1]).sum(3)
+
+    def gradients(self, dout):
+        """Those of queries, keys and values, each with its bound."""
+        dout = dout.astype(np.float64)
+        of_weights = self.per_pair(dout, self.v)
+        shared = np.einsum("btnh,btnh->bnt", dout, self.out)[..., None]
+        of_scores = self.scale * self.weights * (of_weights - shared)
+        size = self.roundings(4) * self.per_pair(abs(dout), abs(self.v))
+        of_out = abs(self.out_bound) + self.roundings(4) * abs(self.out)
+        size = size + np.einsum("btnh,btnh->bnt", abs(dout), of_out)[..., None]
+        error = self.relative * abs(of_scores) + self.scale * self.weights * size
+        # Sums over keys, or over the queries of all heads that share a key.
+        terms = (max(self.seen.shape) * self.q.shape[2] // self.key_heads + 2) * EPS
+        error = error + terms * abs(of_scores)
+        of_v = (self.relative + terms) * self.weights
+        return (
+            (self.per_query(of_scores, self.k), self.per_query(error, abs(self.k))),
+            (self.per_key(of_scores, self.q), self.per_key(error, abs(self.q))),
+            (self.per_key(self.weights, dout), self.per_key(of_v, abs(dout))),
+        )
 
 
 @needs_compiler
@@ -52,40 +126,30 @@ def built(request, monkeypatch):
 @pytest.mark.parametrize("window", [None, 1, 5, 70])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_attention_is_right_to_rounding(shape, causal, window):
-    """Beside float64, to first order: scores that err by at most d change a weight w by 2 d w.
-
-    A score of a head of width H is within H + 1 roundings of the sum of absolute products, an
-    exponential within two of itself, and sums of S terms within S.
-    """
+def test_attention_and_its_gradients_are_right_to_rounding(shape, causal, window):
+    """Beside float64, within derived bounds; and the two passes forward give the same bits."""
     batch, queries, keys, heads, key_heads, width = shape
-    random, scale = np.random.default_rng(0), 0.3
-    q = random.standard_normal((batch, queries, heads, width), np.float32)
+    random, rule = np.random.default_rng(0), {"scale": 0.3, "causal": causal, "window": window}
+    q, dout = random.standard_normal((2, batch, queries, heads, width), np.float32)
     k, v = random.standard_normal((2, batch, keys, key_heads, width), np.float32)
 
+    # Arguments of compiled functions, or XLA computes them beforehand.
+    found = np.asarray(jax.jit(lambda q, k, v: attention(q, k, v, **rule))(q, k, v))
+
     @jax.jit
-    def compiled(q, k, v):
-        return attention(q, k, v, scale=scale, causal=causal, window=window)
+    def forward_and_back(q, k, v, dout):
+        out, back = jax.vjp(lambda *x: attention(*x, **rule), q, k, v)
+        return out, back(dout)
 
-    found = np.asarray(compiled(q, k, v), np.float64)
-    query, key = np.arange(queries)[:, None], np.arange(keys)
-    seen = (key <= query) | (not causal)
-    if window is not None:
-        seen &= (key < query + window) & (key > query - window)
-    k, v = (np.repeat(x, heads // key_heads, axis=2).astype(np.float64) for x in (k, v))
-
-    def products(q, k):
-        return scale * np.einsum("btnh,bsnh->bnts", q, k)
-
-    exact = np.where(seen, products(q.astype(np.float64), k), -np.inf)
-    powers = np.exp(exact - np.where(seen.any(-1), exact.max(-1), 0)[..., None])
-    weights = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(float).tiny)
-    eps = np.finfo(np.float32).eps / 2
-    of_scores = (width + 1) * eps * np.where(seen, products(np.abs(q), np.abs(k)), 0)
-    relative = 2 * of_scores.max(-1, keepdims=True) + (2 * keys + 8) * eps
-    bound = np.einsum("bnts,bsnh->btnh", relative * weights, np.abs(v))
-    assert np.all(np.abs(found - np.einsum("bnts,bsnh->btnh", weights, v)) <= bound)
-    assert not np.any(found[:, ~seen.any(-1)])
+    out, gradients = forward_and_back(q, k, v, dout)
+    exact = Exact(q, k, v, **rule)
+    assert np.all(np.abs(found - exact.out) <= exact.out_bound)
+    assert not np.any(found[:, ~exact.seen.any(-1)])
+    np.testing.assert_array_equal(out, found)
+    for gradient, (right, bound) in zip(gradients, exact.gradients(dout), strict=True):
+        assert np.all(np.abs(np.asarray(gradient, np.float64) - right) <= bound)
+    for gradient in gradients[1:]:
+        assert not np.any(np.asarray(gradient)[:, ~exact.seen.any(0)])
 
 
 @needs_compiler

@@ -1,0 +1,159 @@
+// The gradients of attention on a CPU, as a custom call of XLA. The weights of a block of queries are
+// made again of their scores and of the moments that the pass forward has kept, some keys at a time,
+// and never leave a core's cache (arXiv 2205.14135, algorithm 4).
+
+#include "attention.h"
+
+// Of a block's keys, so many at a time: a multiple of a tile's rows.
+enum { kKeys = 64 * kTileRows };
+
+// Computes c += a b for a tile's rows, or for one of them.
+static void add_product(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                        int width, int terms, int rows) {
+  if (rows == kTileRows)
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, true);
+  else
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1, true);
+}
+
+// Replaces the scores of a block by its weights, and the gradients of the weights by those of the
+// scores before the scale; 0 where a key is not seen. The keys are some of the block's. Of each group
+// of queries those are made that a tile reads which the group has scores of.
+static void weigh_back(const Attention* p, const Block* block, int from, int to, float* scores,
+                       float* slopes, const float* shifts, const float* factors,
+                       const float* shared) {
+  for (int group = 0; group < kGroups; ++group) {
+    const int tiles = (block->bounds[group] - from + kTileRows - 1) / kTileRows;
+    const int end = least(to - from, tiles * kTileRows), at = group * kLanes;
+    const Integers first = *(const Integers*)(block->first + at);
+    const Integers last = *(const Integers*)(block->last + at);
+    const Vector shift = load(shifts + at), factor = load(factors + at), less = load(shared + at);
+    for (int key = 0; key < end; ++key) {
+      const Integers number = from + key - (Integers){0};
+      const Integers seen = (number >= first) & (number < last);
+      float* score = scores + key * kQueries + at;
+      float* slope = slopes + key * kQueries + at;
+      const Vector shifted = choose(seen, load(score) * p->scale - shift, spread(-INFINITY));
+      const Vector weight = exponential(shifted) * factor;
+      store(score, weight);
+      store(slope, choose(seen, weight * (load(slope) - less) * p->scale, spread(0)));
+    }
+  }
+}
+
+// Sums, of each query of a block, the products of its result by the gradient of its result.
+static void sum_products(const float* out, const float* dout, int64_t per_query, int rows, int width,
+                         float* sums) {
+  for (int i = 0; i < rows; ++i) {
+    Vector sum = spread(0);
+    for (int j = 0; j < width; j += kLanes)
+      sum += load(out + i * per_query + j) * load(dout + i * per_query + j);
+    sums[i] = total(sum);
+  }
+}
+
+// What a block needs besides the arrays of the call.
+typedef struct {
+  float *turned, *turned_dout, *scores, *slopes;
+} Space;
+
+// Adds what the keys' and values' gradients have of a block of queries, and writes the queries'.
+static void go_back(const Attention* p, const Block* block, int key_head, Space space) {
+  const int width = p->width, rows = block->rows;
+  const Matrix of_queries = head_of(p->q, block->text, p->queries, block->head, p->heads, width);
+  const Matrix of_keys = head_of(p->k, block->text, p->keys, key_head, p->key_heads, width);
+  const int64_t per_query = of_queries.stride, per_key = of_keys.stride;
+  const int64_t query = of_queries.data - p->q + block->start * per_query;
+  const int64_t first_key = of_keys.data - p->k + block->from * per_key;
+  const float *q = p->q + query, *k = p->k + first_key, *v = p->v + first_key;
+  const float* dout = p->dout + query;
+  float *dq = p->dq + query, *dk = p->dk + first_key, *dv = p->dv + first_key;
+  float shifts[kQueries] = {0}, factors[kQueries] = {0}, shared[kQueries] = {0};
+  memcpy(shifts, moments_of(p, block), rows * sizeof(float));
+  memcpy(factors, moments_of(p, block) + moments_apart(p), rows * sizeof(float));
+  sum_products(p->out + query, dout, per_query, rows, width, shared);
+  turn_rows(q, per_query, rows, width, space.turned);
+  turn_rows(dout, per_query, rows, width, space.turned_dout);
+  int from = 0;
+  do {
+    const int to = least(from + kKeys, block->keys);
+    multiply_by_turned(k, per_key, space.turned, block, from, to, width, space.scores);
+    multiply_by_turned(v, per_key, space.turned_dout, block, from, to, width, space.slopes);
+    weigh_back(p, block, from, to, space.scores, space.slopes, shifts, factors, shared);
+    // Those queries see a key of a tile that are not before the first one and before the end.
+    int first = 0, end = 0;
+    for (int key = from, some; key < to; key += some) {
+      some = rows_at_once(to - key);
+      while (first < rows && block->last[first] <= key) ++first;
+      while (end < rows && block->first[end] < key + some) ++end;
+      if (first >= end) continue;
+      const int64_t at = (int64_t)(key - from) * kQueries + first;
+      const Factor weights = {space.scores + at, kQueries, 1};
+      const Factor slopes = {space.slopes + at, kQueries, 1};
+      add_product(weights, dout + first * per_query, per_query, dv + key * per_key, per_key, width,
+                  end - first, some);
+      add_product(slopes, q + first * per_query, per_query, dk + key * per_key, per_key, width,
+                  end - first, some);
+    }
+    for (int i = 0, some; i < rows; i += some) {
+      some = rows_at_once(rows - i);
+      const int begin = most(block->first[i], from), stop = least(block->last[i + some - 1], to);
+      const Factor by_query = {space.slopes + (int64_t)(begin - from) * kQueries + i, 1, kQueries};
+      if (from == 0)
+        multiply_some(by_query, k + begin * per_key, per_key, dq + i * per_query, per_query, width,
+                      most(stop - begin, 0), some);
+      else if (begin < stop)
+        add_product(by_query, k + begin * per_key, per_key, dq + i * per_query, per_query, width,
+                    stop - begin, some);
+    }
+    from = to;
+  } while (from < block->keys);
+}
+
+static void fill(Matrix a, int rows, int columns, float value) {
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < columns; ++j) a.data[(int64_t)i * a.stride + j] = value;
+}
+
+// Makes all gradients of a head of keys and of the heads of queries that use it.
+static void attend_back(const Job* job, int number) {
+  const Attention* p = (const Attention*)job;
+  const int text = number / p->key_heads, key_head = number % p->key_heads;
+  const int shared = p->heads / p->key_heads, of_block = p->width * kQueries;
+  float* memory = malloc(((size_t)2 * of_block + 2 * kKeys * kQueries) * sizeof(float));
+  // A block cannot end the call with an error: without memory the gradients are no numbers.
+  const float begin = memory == NULL ? NAN : 0;
+  fill(head_of(p->dk, text, p->keys, key_head, p->key_heads, p->width), p->keys, p->width, begin);
+  fill(head_of(p->dv, text, p->keys, key_head, p->key_heads, p->width), p->keys, p->width, begin);
+  if (memory == NULL) {
+    for (int head = key_head * shared; head < (key_head + 1) * shared; ++head)
+      fill(head_of(p->dq, text, p->queries, head, p->heads, p->width), p->queries, p->width, NAN);
+    return;
+  }
+  float* scores = memory + 2 * of_block;
+  const Space space = {memory, memory + of_block, scores, scores + kKeys * kQueries};
+  for (int head = key_head * shared; head < (key_head + 1) * shared; ++head)
+    for (int start = 0; start < p->queries; start += kQueries) {
+      Block block;
+      describe_block(p, text, head, start, &block);
+      go_back(p, &block, key_head, space);
+    }
+  free(memory);
+}
+
+XLA_FFI_Error* jaxformer_attention_back(XLA_FFI_CallFrame* frame) {
+  if (answers_question(frame)) return NULL;
+  Attention* p = calloc(1, sizeof(Attention));
+  if (p == NULL) return fail(frame->api, "no memory for the gradients of attention");
+  p->job.compute = attend_back;
+  read_arguments(p, frame);
+  p->out = argument(frame, 5)->data;
+  p->moments = argument(frame, 6)->data;
+  p->dout = argument(frame, 7)->data;
+  p->dq = result(frame, 0)->data;
+  p->dk = result(frame, 1)->data;
+  p->dv = result(frame, 2)->data;
+  p->job.count = p->texts * p->key_heads;
+  finish(&p->job, frame, share_of_threads(frame, count_operations(p, 5)));
+  return NULL;
+}
