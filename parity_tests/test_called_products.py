@@ -1,11 +1,17 @@
-"""With products, norms and GELU that are custom calls: no more rounding than torch makes."""
+"""With custom calls for products, attention, norms and GELU: no more rounding than torch makes."""
 
 import pytest
 
-from jaxformer.execution import called_activations, called_norms, called_products
-from jaxformer.hardware import activation_calls, norm_calls
+from jaxformer.execution import (
+    called_activations,
+    called_attention,
+    called_norms,
+    called_products,
+)
+from jaxformer.hardware import activation_calls, attention_call, norm_calls
+from parity_tests.case_parts import SELF, TOKENS, K, attention, lm
 from parity_tests.cases import CASES
-from parity_tests.harness import DTYPES, Pair
+from parity_tests.harness import DTYPES, Case, Pair
 from parity_tests.table import rounding_figures
 from tests.execution.test_called_products import for_each_library
 from tests.support.tiers import full_except
@@ -27,12 +33,19 @@ EXPECTED = {
     "norms": norm_calls.NORM_BACK,
     "feed_forward": called_products.PRODUCT,
     "experts": called_products.GROUPED,
+    "wide_heads": attention_call.ATTENTION_BACK,
 }
 QUICK = (
     "layers/linear", "attention/multi-head", "attention/grouped-query", "experts/mixture",
-    "feed_forward/gelu", "norms/layer-norm",
+    "feed_forward/gelu", "norms/layer-norm", "wide_heads/causal",
 )  # fmt: skip
-CHOSEN = [case for case in CASES if case.name in NAMES]
+# Heads as wide as the call takes, whose weights nobody asks for.
+WIDE_HEADS = [
+    Case("wide_heads/attention", attention(head_dim=16, num_kv_heads=K), SELF),
+    Case("wide_heads/causal", lm(head_dim=16, positions="rotary"), TOKENS),
+    Case("wide_heads/window", lm(head_dim=16, num_kv_heads=K, sliding_window=5), TOKENS),
+]
+CHOSEN = [case for case in CASES if case.name in NAMES] + WIDE_HEADS
 
 
 @for_each_library
@@ -41,7 +54,7 @@ CHOSEN = [case for case in CASES if case.name in NAMES]
     "case", full_except(CHOSEN, lambda case: case.name in QUICK), ids=lambda case: case.name
 )
 def test_what_is_left_is_rounding(case, library, monkeypatch):
-    assert len(CHOSEN) == len(NAMES)
+    assert len(CHOSEN) == len(NAMES) + len(WIDE_HEADS)
     called = []
 
     def spy(module, place):
@@ -57,6 +70,8 @@ def test_what_is_left_is_rounding(case, library, monkeypatch):
     spy(called_products, 1)
     spy(called_norms, 0)
     spy(called_activations, 0)
+    spy(called_attention, 0)
+    monkeypatch.setattr(called_attention, "count_cores", lambda: 1)
     monkeypatch.setattr(called_products, "FEWEST_ROWS", 1)
     monkeypatch.setattr(called_norms, "FEWEST_NUMBERS", 1)
     monkeypatch.setattr(called_activations, "FEWEST_NUMBERS", 1)

@@ -7,7 +7,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 
 - ``attention_backends``: which kernel computes an attention, and why another cannot.
 - ``fused_attention``: calls cuDNN's and splash attention's kernels, or those of the next lines.
-- ``called_attention``: attention on a CPU as one custom call, where no gradients are needed.
+- ``called_attention``: attention on a CPU as a custom call, and its gradients as another.
 - ``blockwise_attention``: attention over long texts on a CPU, with few scores in memory at a time.
 - ``attention_products``: the products of attention, in the layout that is fastest.
 - ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.
@@ -19,6 +19,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``called_norms``: norms as custom calls, where products are.
 - ``called_activations``: GELU as a custom call, where products are.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
+- ``added_rows``: rows that are added to each text, with a quick sum as their gradient.
 - ``batch_parts``: the parts of a batch that a CPU computes one after the other.
 - ``batch_halves``: the halves of a batch, which a CPU's cores generate at the same time.
 - ``cores``: how many cores of the processor there are to use.

@@ -301,7 +301,7 @@ def _call_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bo
     """Reasons against a custom call (``called_attention``), if they apply."""
     return {
         "is for a CPU": target.platform != "cpu",
-        "is for float32 where there are no gradients": not call.called,
+        "is for float32, without gradients or beside products that are called": not call.called,
         "has no soft cap": call.soft_cap,
         "needs a C compiler": call.called and not attention_call.is_known(),
     }

@@ -101,9 +101,7 @@ def _attention_forward(
     return out_BTNH, (q_BTNH, k_BSKH, v_BSKH, out_BTNH, moments_2BNT)
 
 
-def _attention_back(
-    rule: _Rule, kept: tuple[Array, ...], dout_BTNH: Array
-) -> tuple[Array, ...]:
+def _attention_back(rule: _Rule, kept: tuple[Array, ...], dout_BTNH: Array) -> tuple[Array, ...]:
     q_BTNH, k_BSKH, v_BSKH, out_BTNH, moments_2BNT = kept
     arguments = _arguments(rule, q_BTNH, k_BSKH, v_BSKH)
     shapes = [x.shape for x in (q_BTNH, k_BSKH, v_BSKH)]

@@ -12,7 +12,7 @@ come out.
 - ``matrix_products``: makes matrix products known to XLA, jaxformer's own or torch's.
 - ``torch_library``: finds the matrix products of the library that torch brings along.
 - ``row_products``: makes products of few rows with large matrices known to XLA.
-- ``attention_call``: the same for attention where there are no gradients.
+- ``attention_call``: the same for attention and its gradients.
 - ``norm_calls``: the same for norms of rows and their gradients.
 - ``activation_calls``: the same for GELU and its slope.
 - ``processor``: a name for the kind of processor.

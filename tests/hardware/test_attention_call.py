@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from jaxformer.attention_core import scaled_dot_product_attention
+from jaxformer.execution import called_attention
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.called_attention import attention, without_gradients
+from jaxformer.execution.called_products import products_of
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import layout
 from jaxformer.hardware import attention_call, custom_calls
 from jaxformer.hardware.attention_call import (
     ATTENTION,
+    ATTENTION_AND_MOMENTS,
     ATTENTION_BACK,
     BACK_NAME,
     FORWARD,
@@ -167,10 +170,33 @@ def test_attention_has_no_number_where_it_sees_none():
 
 
 @needs_compiler
+def test_gradients_are_no_numbers_where_those_of_the_core_are_none():
+    arrays = np.random.default_rng(0).standard_normal((4, 1, 70, 2, 16), np.float32)
+    q, k, v, dout = arrays
+    dout[0, 3, 0, 1], k[0, 40, 1, 2] = np.nan, np.inf
+
+    def gradients(attend):
+        return jax.jit(lambda *x: jax.vjp(attend, *x)[1](dout))(q, k, v)
+
+    def core(q, k, v):
+        return scaled_dot_product_attention(q, k, v, mask=causal_mask(70), scale=1)[0]
+
+    found = gradients(lambda *x: attention(*x, scale=1, causal=True))
+    for gradient, of_core in zip(map(np.isnan, found), map(np.isnan, gradients(core)), strict=True):
+        assert gradient.any()
+        assert not np.any(gradient & ~of_core)
+    assert np.isnan(found[2])[0, :4, 0, 1].all()
+
+
+@needs_compiler
 def test_many_at_once_end_and_give_the_same_bits():
     """From several threads, on several devices, each with blocks for all threads of the pool."""
-    arrays = np.random.default_rng(0).standard_normal((3, 2, 200, 4, 32), np.float32)
-    compiled = jax.jit(lambda *x: attention(*x, scale=1, causal=True))
+    arrays = np.random.default_rng(0).standard_normal((4, 2, 200, 4, 32), np.float32)
+
+    @jax.jit
+    def compiled(q, k, v, dout):
+        out, back = jax.vjp(lambda *x: attention(*x, scale=1, causal=True), q, k, v)
+        return jnp.stack([out, *back(dout)])
 
     def run(number):
         return np.asarray(compiled(*jax.device_put(list(arrays), jax.devices()[number % 4])))
@@ -181,16 +207,17 @@ def test_many_at_once_end_and_give_the_same_bits():
             np.testing.assert_array_equal(found, first)
 
 
+def attend(q, k=None, v=None, **settings):
+    """What a model's attention makes of queries that are keys and values too, causally."""
+    settings = {"bias": None, "scale": 1.0, "soft_cap": None, "weights": False} | settings
+    settings = {"dropout": Dropout(0.0)} | settings
+    k, v = q if k is None else k, q if v is None else v
+    return try_fused_attention(q, k, v, mask=causal_mask(q.shape[1]), **settings)
+
+
 @needs_compiler
-def test_the_call_is_taken_only_where_it_fits_and_no_gradient_is_needed():
+def test_the_call_is_taken_only_where_it_fits():
     x = jnp.ones((1, 128, 2, 16))
-    mask = causal_mask(128)
-
-    def attend(q, k=None, v=None, **settings):
-        settings = {"bias": None, "scale": 1.0, "soft_cap": None, "weights": False} | settings
-        k, v = q if k is None else k, q if v is None else v
-        return try_fused_attention(q, k, v, mask=mask, dropout=Dropout(0.0), **settings)
-
     assert attend(x) is None
     with without_gradients():
         assert ATTENTION in str(jax.make_jaxpr(attend)(x))
@@ -205,6 +232,25 @@ def test_the_call_is_taken_only_where_it_fits_and_no_gradient_is_needed():
             assert attend(x) is None
         with layout(object()):
             assert attend(x) is None
+
+
+@needs_compiler
+def test_with_gradients_it_is_taken_where_products_are_called(monkeypatch):
+    """It makes no masks of dropout, and a core makes the gradients of a whole head of keys."""
+    monkeypatch.setattr(called_attention, "count_cores", lambda: 4)
+    x = jnp.ones((2, 128, 2, 16))
+
+    def is_called(x):
+        found = str(jax.make_jaxpr(jax.grad(lambda x: attend(x).sum()))(x))
+        return ATTENTION_AND_MOMENTS in found and ATTENTION_BACK in found
+
+    with products_of("jaxformer"):
+        assert is_called(x)
+        assert attend(x[:1]) is None
+        assert attend(x, dropout=Dropout(0.1)) is None
+        with layout(object()):
+            assert attend(x) is None
+    assert attend(x) is None
 
 
 def test_without_a_compiler_the_core_computes_it(monkeypatch):
