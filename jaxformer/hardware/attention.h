@@ -69,7 +69,8 @@ static int last_key(const Attention* p, int query) {
 // A block of queries: so many of one head of one text.
 typedef struct {
   int text, head, start, rows;
-  // Which keys one of them sees, and of these those that each of them sees.
+  // The keys that some of them see: the first one, and how many. Of these, by their numbers from that
+  // one on, those that each of them sees.
   int from, keys;
   int32_t first[kQueries], last[kQueries];
   // Of each group of queries, the end of the keys whose scores are made: the last keys of the group,
@@ -114,13 +115,13 @@ INLINE void multiply_rows(Factor a, const float* b, int64_t b_per_term, float* c
     multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1, adds);
 }
 
-// Computes a tile's rows of c = a b, or one of them.
+// Does so for a tile's rows, or for one of them.
 static void multiply_some(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                          int width, int terms, int rows) {
-  if (rows == kTileRows)
-    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, false);
-  else
-    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1, false);
+                          int width, int terms, int rows, bool adds) {
+  const bool is_tile = rows == kTileRows;
+  if (is_tile && adds) multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, true);
+  else if (is_tile) multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, false);
+  else multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1, adds);
 }
 
 // How many rows are computed at a time, of so many that are left.
@@ -153,6 +154,6 @@ static void multiply_by_turned(const float* keys, int64_t per_key, const float* 
     const int skipped = group * kLanes;
     multiply_some(by_key, turned + skipped, kQueries,
                   products + (int64_t)(key - from) * kQueries + skipped, kQueries,
-                  kQueries - skipped, width, some);
+                  kQueries - skipped, width, some, false);
   }
 }

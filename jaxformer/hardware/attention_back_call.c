@@ -7,18 +7,9 @@
 // Of a block's keys, so many at a time: a multiple of a tile's rows.
 enum { kKeys = 64 * kTileRows };
 
-// Computes c += a b for a tile's rows, or for one of them.
-static void add_product(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                        int width, int terms, int rows) {
-  if (rows == kTileRows)
-    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, true);
-  else
-    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1, true);
-}
-
 // Replaces the scores of a block by its weights, and the gradients of the weights by those of the
-// scores before the scale; 0 where a key is not seen. The keys are some of the block's. Of each group
-// of queries those are made that a tile reads which the group has scores of.
+// scores before the scale; 0 where a key is not seen. The keys are some of the block's. In each group
+// of queries it goes as far as tiles of keys have scores.
 static void weigh_back(const Attention* p, const Block* block, int from, int to, float* scores,
                        float* slopes, const float* shifts, const float* factors,
                        const float* shared) {
@@ -58,20 +49,20 @@ typedef struct {
 } Space;
 
 // Adds what the keys' and values' gradients have of a block of queries, and writes the queries'.
-static void go_back(const Attention* p, const Block* block, int key_head, Space space) {
+static void make_gradients(const Attention* p, const Block* block, int key_head, Space space) {
   const int width = p->width, rows = block->rows;
   const Matrix of_queries = head_of(p->q, block->text, p->queries, block->head, p->heads, width);
   const Matrix of_keys = head_of(p->k, block->text, p->keys, key_head, p->key_heads, width);
   const int64_t per_query = of_queries.stride, per_key = of_keys.stride;
-  const int64_t query = of_queries.data - p->q + block->start * per_query;
-  const int64_t first_key = of_keys.data - p->k + block->from * per_key;
-  const float *q = p->q + query, *k = p->k + first_key, *v = p->v + first_key;
-  const float* dout = p->dout + query;
-  float *dq = p->dq + query, *dk = p->dk + first_key, *dv = p->dv + first_key;
+  const int64_t query_at = of_queries.data - p->q + block->start * per_query;
+  const int64_t key_at = of_keys.data - p->k + block->from * per_key;
+  const float *q = p->q + query_at, *k = p->k + key_at, *v = p->v + key_at;
+  const float* dout = p->dout + query_at;
+  float *dq = p->dq + query_at, *dk = p->dk + key_at, *dv = p->dv + key_at;
   float shifts[kQueries] = {0}, factors[kQueries] = {0}, shared[kQueries] = {0};
   memcpy(shifts, moments_of(p, block), rows * sizeof(float));
   memcpy(factors, moments_of(p, block) + moments_apart(p), rows * sizeof(float));
-  sum_products(p->out + query, dout, per_query, rows, width, shared);
+  sum_products(p->out + query_at, dout, per_query, rows, width, shared);
   turn_rows(q, per_query, rows, width, space.turned);
   turn_rows(dout, per_query, rows, width, space.turned_dout);
   int from = 0;
@@ -80,7 +71,7 @@ static void go_back(const Attention* p, const Block* block, int key_head, Space 
     multiply_by_turned(k, per_key, space.turned, block, from, to, width, space.scores);
     multiply_by_turned(v, per_key, space.turned_dout, block, from, to, width, space.slopes);
     weigh_back(p, block, from, to, space.scores, space.slopes, shifts, factors, shared);
-    // Those queries see a key of a tile that are not before the first one and before the end.
+    // Of the queries, those from the first one up to the end see a key of a tile.
     int first = 0, end = 0;
     for (int key = from, some; key < to; key += some) {
       some = rows_at_once(to - key);
@@ -90,21 +81,17 @@ static void go_back(const Attention* p, const Block* block, int key_head, Space 
       const int64_t at = (int64_t)(key - from) * kQueries + first;
       const Factor weights = {space.scores + at, kQueries, 1};
       const Factor slopes = {space.slopes + at, kQueries, 1};
-      add_product(weights, dout + first * per_query, per_query, dv + key * per_key, per_key, width,
-                  end - first, some);
-      add_product(slopes, q + first * per_query, per_query, dk + key * per_key, per_key, width,
-                  end - first, some);
+      multiply_some(weights, dout + first * per_query, per_query, dv + key * per_key, per_key, width,
+                    end - first, some, true);
+      multiply_some(slopes, q + first * per_query, per_query, dk + key * per_key, per_key, width,
+                    end - first, some, true);
     }
     for (int i = 0, some; i < rows; i += some) {
       some = rows_at_once(rows - i);
       const int begin = most(block->first[i], from), stop = least(block->last[i + some - 1], to);
       const Factor by_query = {space.slopes + (int64_t)(begin - from) * kQueries + i, 1, kQueries};
-      if (from == 0)
-        multiply_some(by_query, k + begin * per_key, per_key, dq + i * per_query, per_query, width,
-                      most(stop - begin, 0), some);
-      else if (begin < stop)
-        add_product(by_query, k + begin * per_key, per_key, dq + i * per_query, per_query, width,
-                    stop - begin, some);
+      multiply_some(by_query, k + begin * per_key, per_key, dq + i * per_query, per_query, width,
+                    most(stop - begin, 0), some, from > 0);
     }
     from = to;
   } while (from < block->keys);
@@ -136,7 +123,7 @@ static void attend_back(const Job* job, int number) {
     for (int start = 0; start < p->queries; start += kQueries) {
       Block block;
       describe_block(p, text, head, start, &block);
-      go_back(p, &block, key_head, space);
+      make_gradients(p, &block, key_head, space);
     }
   free(memory);
 }
