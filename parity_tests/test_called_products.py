@@ -57,20 +57,20 @@ def test_what_is_left_is_rounding(case, library, monkeypatch):
     assert len(CHOSEN) == len(NAMES) + len(WIDE_HEADS)
     called = []
 
-    def spy(module, place):
-        call = module._call
+    def spy(module, place, name="_call"):
+        call = getattr(module, name)
 
         def count(*arguments):
             called.append(arguments[place])
             return call(*arguments)
 
-        monkeypatch.setattr(module, "_call", count)
+        monkeypatch.setattr(module, name, count)
 
     # Whose argument says which call it is.
     spy(called_products, 1)
-    spy(called_norms, 0)
+    spy(called_norms, 0, "call_for_floats")
     spy(called_activations, 0)
-    spy(called_attention, 0)
+    spy(called_attention, 0, "call_for_floats")
     monkeypatch.setattr(called_attention, "count_cores", lambda: 1)
     monkeypatch.setattr(called_products, "FEWEST_ROWS", 1)
     monkeypatch.setattr(called_norms, "FEWEST_NUMBERS", 1)

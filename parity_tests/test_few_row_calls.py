@@ -33,13 +33,13 @@ FLOAT32 = DTYPES["float32"]
 @pytest.mark.parametrize("case", full_after(4, CHOSEN), ids=lambda case: case.name)
 def test_what_is_left_is_rounding(case, monkeypatch):
     assert len(CHOSEN) == len(EXPECTED)
-    called, call = [], few_rows._call_for_each
+    called, call = [], few_rows.call_for_floats
 
     def count(target, *arguments):
         called.append(target)
         return call(target, *arguments)
 
-    monkeypatch.setattr(few_rows, "_call_for_each", count)
+    monkeypatch.setattr(few_rows, "call_for_floats", count)
     monkeypatch.setattr(few_rows, "MOST_ROWS", 1000)
     for layer in (Embedding, ExpertWeights, Linear, MultiHeadAttention):
         monkeypatch.setattr(layer, "uses_custom_call", True)

@@ -19,6 +19,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``called_norms``: norms as custom calls, where products are.
 - ``called_activations``: GELU as a custom call, where products are.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
+- ``float_calls``: custom calls whose results are arrays of float32.
 - ``added_rows``: rows that are added to each text, with a quick sum as their gradient.
 - ``batch_parts``: the parts of a batch that a CPU computes one after the other.
 - ``batch_halves``: the halves of a batch, which a CPU's cores generate at the same time.

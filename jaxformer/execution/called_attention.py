@@ -8,7 +8,6 @@ which makes the scores again (arXiv 2205.14135, section 3.1).
 
 import contextvars
 import functools
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import jax
@@ -18,6 +17,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.execution.called_products import wanted_library
 from jaxformer.execution.cores import count_cores
+from jaxformer.execution.float_calls import call_for_floats
 from jaxformer.execution.scopes import set_within
 from jaxformer.execution.sharding import current_layout
 from jaxformer.hardware import attention_call
@@ -88,7 +88,7 @@ _Rule = tuple[float, bool, int]
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(rule: _Rule, q_BTNH: Array, k_BSKH: Array, v_BSKH: Array) -> Array:
     arguments = _arguments(rule, q_BTNH, k_BSKH, v_BSKH)
-    return _call(attention_call.ATTENTION, [q_BTNH.shape], *arguments)[0]
+    return call_for_floats(attention_call.ATTENTION, [q_BTNH.shape], *arguments)[0]
 
 
 def _attention_forward(
@@ -97,7 +97,9 @@ def _attention_forward(
     batch, queries, heads, _ = q_BTNH.shape
     shapes = [q_BTNH.shape, (2, batch, heads, queries)]
     arguments = _arguments(rule, q_BTNH, k_BSKH, v_BSKH)
-    out_BTNH, moments_2BNT = _call(attention_call.ATTENTION_AND_MOMENTS, shapes, *arguments)
+    out_BTNH, moments_2BNT = call_for_floats(
+        attention_call.ATTENTION_AND_MOMENTS, shapes, *arguments
+    )
     return out_BTNH, (q_BTNH, k_BSKH, v_BSKH, out_BTNH, moments_2BNT)
 
 
@@ -105,7 +107,7 @@ def _attention_back(rule: _Rule, kept: tuple[Array, ...], dout_BTNH: Array) -> t
     q_BTNH, k_BSKH, v_BSKH, out_BTNH, moments_2BNT = kept
     arguments = _arguments(rule, q_BTNH, k_BSKH, v_BSKH)
     shapes = [x.shape for x in (q_BTNH, k_BSKH, v_BSKH)]
-    return _call(
+    return call_for_floats(
         attention_call.ATTENTION_BACK, shapes, *arguments, out_BTNH, moments_2BNT, dout_BTNH
     )
 
@@ -114,14 +116,6 @@ def _arguments(rule: _Rule, *arrays: Array) -> tuple[Array | np.ndarray, ...]:
     """The arrays, and the numbers of the rule as the calls take them."""
     scale, causal, window = rule
     return *arrays, np.array([scale], np.float32), np.array([causal, window], np.int32)
-
-
-def _call(
-    target: str, shapes: Sequence[tuple[int, ...]], *arguments: Array | np.ndarray
-) -> tuple[Array, ...]:
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
-    return tuple(call(*arguments))
 
 
 _attention.defvjp(_attention_forward, _attention_back)

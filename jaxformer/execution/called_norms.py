@@ -5,7 +5,6 @@ call (``hardware.norm_calls``) finishes a row while it is in a core's cache.
 """
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.execution.called_products import wanted_library
+from jaxformer.execution.float_calls import call_for_floats
 from jaxformer.hardware import norm_calls
 
 # Fewer numbers take no longer in XLA than a call.
@@ -67,7 +67,7 @@ def _norm_and_moments(
 ) -> tuple[Array, Array]:
     """The result; and of each row what is taken away, and what it is multiplied by."""
     shapes = [x_RD.shape, (len(x_RD), 2)]
-    y_RD, moments_R2 = _call(
+    y_RD, moments_R2 = call_for_floats(
         norm_calls.NORM, shapes, x_RD, factor, bias, np.array(settings, np.float32)
     )
     return y_RD, moments_R2
@@ -86,15 +86,7 @@ def _norm_back(
     x_RD, factor, bias, moments_R2 = kept
     shapes = [x_RD.shape, factor.shape, bias.shape]
     arguments = x_RD, factor, bias, np.array(settings, np.float32), moments_R2, dy_RD
-    return _call(norm_calls.NORM_BACK, shapes, *arguments)
-
-
-def _call(
-    target: str, shapes: Sequence[tuple[int, ...]], *arguments: Array | np.ndarray
-) -> tuple[Array, ...]:
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
-    return tuple(call(*arguments))
+    return call_for_floats(norm_calls.NORM_BACK, shapes, *arguments)
 
 
 _norm.defvjp(_norm_forward, _norm_back)

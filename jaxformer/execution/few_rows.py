@@ -9,7 +9,7 @@ the right.
 
 import contextvars
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from contextlib import AbstractContextManager
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
 from jaxformer.execution.attention_backends import CompilationTarget
+from jaxformer.execution.float_calls import call_for_floats
 from jaxformer.execution.scopes import set_within
 from jaxformer.hardware import row_products
 
@@ -129,7 +130,7 @@ def call_each_product(
 ) -> list[Float[Array, "R _"]]:
     """Returns x W for each of up to ``MOST_TOGETHER`` matrices, by one custom call."""
     shapes = [(len(x_RI), kernel.shape[1]) for kernel in kernels_IO]
-    return _call_for_each(row_products.PRODUCT, shapes, x_RI, *kernels_IO)
+    return list(call_for_floats(row_products.PRODUCT, shapes, x_RI, *kernels_IO))
 
 
 def call_product_by_transposed(
@@ -176,12 +177,7 @@ def call_products_by_transposed(
 
 
 def _call(target: str, shape: tuple[int, ...], *arrays: Array) -> Array:
-    return _call_for_each(target, [shape], *arrays)[0]
-
-
-def _call_for_each(target: str, shapes: Sequence[tuple[int, ...]], *arrays: Array) -> list[Array]:
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return list(jax.ffi.ffi_call(target, results, vmap_method="sequential")(*arrays))
+    return call_for_floats(target, [shape], *arrays)[0]
 
 
 def fill_columns(rows: int) -> bool:

@@ -228,13 +228,13 @@ def model_of(**settings):
 
 
 def count_calls(monkeypatch):
-    called, call = [], few_rows._call_for_each
+    called, call = [], few_rows.call_for_floats
 
     def count(target, *arguments):
         called.append(target)
         return call(target, *arguments)
 
-    monkeypatch.setattr(few_rows, "_call_for_each", count)
+    monkeypatch.setattr(few_rows, "call_for_floats", count)
     return called
 
 
