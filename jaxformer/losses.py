@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.execution import called_losses
 from jaxformer.execution.gpu_shapes import log_sum_exp
 
 
@@ -55,15 +56,18 @@ def token_losses(
             f"{targets.shape}"
         )
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    picked, columns = _pick(logits, targets), logits.shape[-1]
+    columns = logits.shape[-1]
     count = columns if num_classes is None else num_classes
     is_class = (jnp.arange(columns) < count).reshape((1,) * targets.ndim + (-1,))
     if count < columns:
         logits = jnp.where(is_class, logits, -jnp.inf)
+    if called_losses.fits(logits):
+        normalizer, picked = called_losses.normalizers_and_picked(logits, targets)
+    else:
+        normalizer, picked = log_sum_exp(logits), _pick(logits, targets)
     if label_smoothing:
         mean = jnp.sum(jnp.where(is_class, logits, 0), axis=-1) / count
         picked = (1 - label_smoothing) * picked + label_smoothing * mean
-    normalizer = log_sum_exp(logits)
     losses = normalizer - picked
     return losses + z_loss * jnp.square(normalizer) if z_loss else losses
 

@@ -28,19 +28,6 @@ typedef struct {
   int rows, width;
 } Norms;
 
-// Returns the next numbers of a row: a register full, or fewer and others that fill it.
-INLINE Vector load_some(const float* from, const int count, float filling) {
-  if (count == kLanes) return load(from);
-  Vector x = spread(filling);
-  memcpy(&x, from, count * sizeof(float));
-  return x;
-}
-
-INLINE void store_some(float* to, const int count, Vector x) {
-  if (count == kLanes) store(to, x);
-  else memcpy(to, &x, count * sizeof(float));
-}
-
 INLINE Vector add_powers(Vector sum, const float* x, const int count, float shift,
                          const bool squares) {
   const Vector moved = load_some(x, count, shift) - shift;

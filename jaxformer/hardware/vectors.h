@@ -3,6 +3,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <string.h>
 
 // Before a loop with a constant number of rounds: makes its variables registers.
 #ifdef __clang__
@@ -27,6 +28,19 @@ typedef float Four __attribute__((vector_size(16), may_alias));
 static inline Vector load(const float* from) { return *(const Vector*)from; }
 static inline void store(float* to, Vector x) { *(Vector*)to = x; }
 static inline Vector spread(float x) { return x - (Vector){0}; }
+
+// Returns the next numbers of a row: a register full, or fewer and others that fill it.
+INLINE Vector load_some(const float* from, const int count, float filling) {
+  if (count == kLanes) return load(from);
+  Vector x = spread(filling);
+  memcpy(&x, from, count * sizeof(float));
+  return x;
+}
+
+INLINE void store_some(float* to, const int count, Vector x) {
+  if (count == kLanes) store(to, x);
+  else memcpy(to, &x, count * sizeof(float));
+}
 
 // Returns a where the mask has ones, and b where it has zeros.
 static inline Vector choose(Integers mask, Vector a, Vector b) {
