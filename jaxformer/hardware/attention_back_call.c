@@ -5,7 +5,7 @@
 #include "attention.h"
 
 // Of a block's keys, so many at a time: a multiple of a tile's rows.
-enum { kKeys = 64 * kTileRows };
+enum { kKeys = 16 * kTileRows };
 
 // Replaces the scores of a block by its weights, and the gradients of the weights by those of the
 // scores before the scale; 0 where a key is not seen. The keys are some of the block's. In each group
@@ -43,22 +43,24 @@ static void sum_products(const float* out, const float* dout, int64_t per_query,
   }
 }
 
-// What a block needs besides the arrays of the call.
+// What a thread needs besides the arrays of the call: for a block of queries, and the keys and values
+// of a head with their gradients, which each block of queries reads and adds to. In the arrays the rows
+// of a head lie far apart, and few of them stay in a cache at the same time.
 typedef struct {
   float *turned, *turned_dout, *scores, *slopes;
+  Matrix k, v, dk, dv;
 } Space;
 
 // Adds what the keys' and values' gradients have of a block of queries, and writes the queries'.
-static void make_gradients(const Attention* p, const Block* block, int key_head, Space space) {
+static void make_gradients(const Attention* p, const Block* block, Space space) {
   const int width = p->width, rows = block->rows;
   const Matrix of_queries = head_of(p->q, block->text, p->queries, block->head, p->heads, width);
-  const Matrix of_keys = head_of(p->k, block->text, p->keys, key_head, p->key_heads, width);
-  const int64_t per_query = of_queries.stride, per_key = of_keys.stride;
+  const int64_t per_query = of_queries.stride, per_key = space.k.stride;
   const int64_t query_at = of_queries.data - p->q + block->start * per_query;
-  const int64_t key_at = of_keys.data - p->k + block->from * per_key;
-  const float *q = p->q + query_at, *k = p->k + key_at, *v = p->v + key_at;
+  const int64_t key_at = block->from * per_key;
+  const float *q = p->q + query_at, *k = space.k.data + key_at, *v = space.v.data + key_at;
   const float* dout = p->dout + query_at;
-  float *dq = p->dq + query_at, *dk = p->dk + key_at, *dv = p->dv + key_at;
+  float *dq = p->dq + query_at, *dk = space.dk.data + key_at, *dv = space.dv.data + key_at;
   float shifts[kQueries] = {0}, factors[kQueries] = {0}, shared[kQueries] = {0};
   memcpy(shifts, moments_of(p, block), rows * sizeof(float));
   memcpy(factors, moments_of(p, block) + moments_apart(p), rows * sizeof(float));
@@ -97,34 +99,57 @@ static void make_gradients(const Attention* p, const Block* block, int key_head,
   } while (from < block->keys);
 }
 
-static void fill(Matrix a, int rows, int columns, float value) {
+static void copy(Matrix from, Matrix to, int rows, int width) {
   for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < columns; ++j) a.data[(int64_t)i * a.stride + j] = value;
+    memcpy(to.data + (int64_t)i * to.stride, from.data + (int64_t)i * from.stride,
+           width * sizeof(float));
+}
+
+static void fill(Matrix a, int rows, int width, float value) {
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < width; ++j) a.data[(int64_t)i * a.stride + j] = value;
 }
 
 // Makes all gradients of a head of keys and of the heads of queries that use it.
 static void attend_back(const Job* job, int number) {
   const Attention* p = (const Attention*)job;
   const int text = number / p->key_heads, key_head = number % p->key_heads;
-  const int shared = p->heads / p->key_heads, of_block = p->width * kQueries;
-  float* memory = malloc(((size_t)2 * of_block + 2 * kKeys * kQueries) * sizeof(float));
-  // A block cannot end the call with an error: without memory the gradients are no numbers.
-  const float begin = memory == NULL ? NAN : 0;
-  fill(head_of(p->dk, text, p->keys, key_head, p->key_heads, p->width), p->keys, p->width, begin);
-  fill(head_of(p->dv, text, p->keys, key_head, p->key_heads, p->width), p->keys, p->width, begin);
+  const int shared = p->heads / p->key_heads, keys = p->keys, width = p->width;
+  const Matrix k = head_of(p->k, text, keys, key_head, p->key_heads, width);
+  const Matrix v = head_of(p->v, text, keys, key_head, p->key_heads, width);
+  const Matrix dk = head_of(p->dk, text, keys, key_head, p->key_heads, width);
+  const Matrix dv = head_of(p->dv, text, keys, key_head, p->key_heads, width);
+  const size_t of_block = (size_t)width * kQueries, of_scores = kKeys * kQueries;
+  const size_t of_keys = (size_t)keys * width;
+  float* memory = malloc((2 * of_block + 2 * of_scores + 4 * of_keys) * sizeof(float));
   if (memory == NULL) {
+    // A block cannot end the call with an error: without memory the gradients are no numbers.
+    fill(dk, keys, width, NAN);
+    fill(dv, keys, width, NAN);
     for (int head = key_head * shared; head < (key_head + 1) * shared; ++head)
-      fill(head_of(p->dq, text, p->queries, head, p->heads, p->width), p->queries, p->width, NAN);
+      fill(head_of(p->dq, text, p->queries, head, p->heads, width), p->queries, width, NAN);
     return;
   }
-  float* scores = memory + 2 * of_block;
-  const Space space = {memory, memory + of_block, scores, scores + kKeys * kQueries};
+  float *scores = memory + 2 * of_block, *side_by_side = scores + 2 * of_scores;
+  const Space space = {memory,
+                       memory + of_block,
+                       scores,
+                       scores + of_scores,
+                       {side_by_side, width},
+                       {side_by_side + of_keys, width},
+                       {side_by_side + 2 * of_keys, width},
+                       {side_by_side + 3 * of_keys, width}};
+  copy(k, space.k, keys, width);
+  copy(v, space.v, keys, width);
+  memset(space.dk.data, 0, 2 * of_keys * sizeof(float));
   for (int head = key_head * shared; head < (key_head + 1) * shared; ++head)
     for (int start = 0; start < p->queries; start += kQueries) {
       Block block;
       describe_block(p, text, head, start, &block);
-      make_gradients(p, &block, key_head, space);
+      make_gradients(p, &block, space);
     }
+  copy(space.dk, dk, keys, width);
+  copy(space.dv, dv, keys, width);
   free(memory);
 }
 
