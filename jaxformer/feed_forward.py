@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 from jaxformer.execution import called_activations
 from jaxformer.layers import Dropout, Linear, in_float32, project, widen
 
+TANH_ROOT, BLOOM_ROOT = math.sqrt(2 / math.pi), 0.79788456
+
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes max(x, 0), with derivative 0 at 0."""
@@ -46,7 +48,7 @@ def _normal_cdf(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-def gelu_tanh(x: Float[Array, "..."], root: float = math.sqrt(2 / math.pi)) -> Float[Array, "..."]:
+def gelu_tanh(x: Float[Array, "..."], root: float = TANH_ROOT) -> Float[Array, "..."]:
     """Approximates x · Φ(x) by tanh (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``.
 
     x · (1 + tanh(u)) / 2 with u = root · (x + 0.044715 · x³), written as x · sigmoid(2u), which is
@@ -54,7 +56,7 @@ def gelu_tanh(x: Float[Array, "..."], root: float = math.sqrt(2 / math.pi)) -> F
     the truth as torch's.
     """
     if called_activations.fits(x):
-        return called_activations.gelu(x, root)
+        return called_activations.gelu(x, root=root)
     return in_float32(functools.partial(_gelu_tanh, root), x)
 
 
@@ -76,7 +78,7 @@ def _gelu_tanh_jvp(
 
 def gelu_bloom(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes ``gelu_tanh`` with sqrt(2/π) cut to eight digits, as BLOOM (arXiv 2211.05100)."""
-    return gelu_tanh(x, 0.79788456)
+    return gelu_tanh(x, BLOOM_ROOT)
 
 
 def quick_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -139,6 +141,8 @@ ACTIVATIONS = {
     "silu": silu,
     "tanh": tanh,
 }
+# Of GELU's forms, as its custom call takes them.
+GELU_ROOTS = {"gelu": 0.0, "gelu_tanh": TANH_ROOT, "gelu_bloom": BLOOM_ROOT}
 GATED = {
     "swiglu": "silu",
     "geglu": "gelu",
@@ -208,9 +212,21 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the branch's output (B, T, D), in the dtype of x."""
-        activate = self.xielu or ACTIVATIONS[self.activation]
-        hidden = self.hidden_dropout(activate(self.up_proj(x)))
+        hidden = self.hidden_dropout(self._activate_up(x))
         return self.output_dropout(self.down_proj(hidden))
+
+    def _activate_up(self, x: Float[Array, "B T D"]) -> Float[Array, "B T F"]:
+        """Returns activation(up(x)); GELU's custom call, where it is taken, adds the bias too."""
+        up, root = self.up_proj, GELU_ROOTS.get(self.activation)
+        # A layer of another class, as one with an adapter, is more than a product and a bias.
+        if root is not None and type(up) is Linear and up.bias is not None:
+            hidden = jax.ShapeDtypeStruct((*x.shape[:-1], up.kernel.shape[1]), x.dtype)
+            if called_activations.fits(hidden, up.bias[...]):
+                products = up.multiply(jnp.reshape(x, (-1, x.shape[-1])))
+                y = called_activations.gelu(products, up.bias[...], root=root)
+                return jnp.reshape(y, hidden.shape)
+        activate = self.xielu or ACTIVATIONS[self.activation]
+        return activate(up(x))
 
 
 class GatedFeedForward(nnx.Module):

@@ -64,17 +64,20 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Returns ``x``, of any leading shape, projected; in the dtype of x and of the kernel."""
-        rows, kernel = jnp.reshape(x, (-1, x.shape[-1])), self.kernel[...]
+        rows = jnp.reshape(x, (-1, x.shape[-1]))
+        return self.finish(self.multiply(rows), x.shape[:-1])
+
+    def multiply(self, rows: Float[Array, "R I"]) -> Float[Array, "R O"]:
+        """Returns x W of some rows."""
+        kernel = self.kernel[...]
         library = called_products.wanted_library(rows, kernel)
         if self.kernel_OI is not None and few_rows.takes_copies(len(rows)):
-            y = few_rows.product(rows, self.kernel_OI)
-        elif self.uses_custom_call and few_rows.fits_call(rows):
-            y = few_rows.call_product(rows, kernel)
-        elif library is not None and len(rows) >= called_products.FEWEST_ROWS:
-            y = called_products.product(library, rows, kernel)
-        else:
-            y = row_product(rows, kernel)
-        return self.finish(y, x.shape[:-1])
+            return few_rows.product(rows, self.kernel_OI)
+        if self.uses_custom_call and few_rows.fits_call(rows):
+            return few_rows.call_product(rows, kernel)
+        if library is not None and len(rows) >= called_products.FEWEST_ROWS:
+            return called_products.product(library, rows, kernel)
+        return row_product(rows, kernel)
 
     def finish(self, y: Float[Array, "R O"], leading: tuple[int, ...]) -> Float[Array, "... O"]:
         """Returns x W + b, given x W of all rows, with these leading dimensions."""

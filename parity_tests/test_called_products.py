@@ -1,14 +1,15 @@
-"""With custom calls for products, attention, norms and GELU: no more rounding than torch makes."""
+"""With custom calls for what takes time in a step: no more rounding than torch makes."""
 
 import pytest
 
 from jaxformer.execution import (
     called_activations,
     called_attention,
+    called_losses,
     called_norms,
     called_products,
 )
-from jaxformer.hardware import activation_calls, attention_call, norm_calls
+from jaxformer.hardware import activation_calls, attention_call, loss_calls, norm_calls
 from parity_tests.case_parts import SELF, TOKENS, K, attention, lm
 from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Case, Pair
@@ -27,6 +28,7 @@ NAMES = (
     "transformer_lm/gpt2", "transformer_lm/llama", "transformer_lm/mistral",
     "experts/linear", "experts/mixture", "transformer_lm/experts",
     "transformer_lm/lora", "encoder_decoder/model-t5",
+    "losses/cross-entropy", "losses/cross-entropy-masked", "losses/each-token",
 )  # fmt: skip
 EXPECTED = {
     "layers": called_products.PRODUCT,
@@ -34,10 +36,11 @@ EXPECTED = {
     "feed_forward": called_products.PRODUCT,
     "experts": called_products.GROUPED,
     "wide_heads": attention_call.ATTENTION_BACK,
+    "losses": loss_calls.LOSSES_BACK,
 }
 QUICK = (
     "layers/linear", "attention/multi-head", "attention/grouped-query", "experts/mixture",
-    "feed_forward/gelu", "norms/layer-norm", "wide_heads/causal",
+    "feed_forward/gelu", "norms/layer-norm", "wide_heads/causal", "losses/each-token",
 )  # fmt: skip
 # Heads as wide as the call takes, whose weights nobody asks for.
 WIDE_HEADS = [
@@ -60,21 +63,23 @@ def test_what_is_left_is_rounding(case, library, monkeypatch):
     def spy(module, place, name="_call"):
         call = getattr(module, name)
 
-        def count(*arguments):
+        def count(*arguments, **options):
             called.append(arguments[place])
-            return call(*arguments)
+            return call(*arguments, **options)
 
         monkeypatch.setattr(module, name, count)
 
     # Whose argument says which call it is.
     spy(called_products, 1)
     spy(called_norms, 0, "call_for_floats")
-    spy(called_activations, 0)
+    spy(called_activations, 0, "call_for_floats")
     spy(called_attention, 0, "call_for_floats")
+    spy(called_losses, 0, "call_for_floats")
     monkeypatch.setattr(called_attention, "count_cores", lambda: 1)
     monkeypatch.setattr(called_products, "FEWEST_ROWS", 1)
     monkeypatch.setattr(called_norms, "FEWEST_NUMBERS", 1)
     monkeypatch.setattr(called_activations, "FEWEST_NUMBERS", 1)
+    monkeypatch.setattr(called_losses, "FEWEST_CLASSES", 1)
     pair = Pair(case)
     for std in case.stds():
         with called_products.products_of(library):

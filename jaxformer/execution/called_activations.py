@@ -1,7 +1,8 @@
 """GELU as a custom call, for runs on a CPU whose products are custom calls too.
 
 For the backward pass its slope is made in the forward pass, from what both have in common. XLA
-makes the two in passes of their own, and the common part twice.
+makes the two in passes of their own, and the common part twice. The bias of the layer before is
+added within the call, and its gradient made within the one on the way back.
 """
 
 import functools
@@ -12,41 +13,60 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.execution.called_products import wanted_library
+from jaxformer.execution.float_calls import call_for_floats
 from jaxformer.hardware import activation_calls
 
 # Fewer numbers take no longer in XLA than a call.
 FEWEST_NUMBERS = 4096
 
 
-def fits(x: Float[Array, "..."]) -> bool:
-    """Returns whether GELU of these numbers is to be a custom call, and can be one."""
-    is_wanted = x.size >= FEWEST_NUMBERS and wanted_library(x) is not None
+def fits(x: Array | jax.ShapeDtypeStruct, *biases: Float[Array, "F"]) -> bool:
+    """Returns whether GELU of these numbers is to be a custom call, and can be one.
+
+    Args:
+        x: what it is of, or what that will be like.
+        biases: the one that is added before, where there is one.
+    """
+    is_wanted = x.size >= FEWEST_NUMBERS and wanted_library(x, *biases) is not None
     return is_wanted and activation_calls.are_known()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def gelu(x: Float[Array, "..."], root: float = 0.0) -> Float[Array, "..."]:
-    """Computes x Φ(x), or with a root x s(2 root (x + 0.044715 x³)) (arXiv 1606.08415, section 2).
+def gelu(
+    x: Float[Array, "*dims F"], bias_F: Float[Array, "F"] | None = None, *, root: float = 0.0
+) -> Float[Array, "*dims F"]:
+    """Computes y Φ(y) of y = x + bias, or y s(2 root (y + 0.044715 y³)) (arXiv 1606.08415, section 2).
 
     s is the logistic function. It is differentiated backward alone.
 
     Args:
         x: what ``fits``.
+        bias_F: None for 0.
         root: about sqrt(2/π); 0 is exact.
     """
-    (y,) = _call(activation_calls.GELU, 1, x, root)
-    return y
+    rows = jnp.reshape(x, (-1, x.shape[-1]))
+    bias_F = jnp.zeros(x.shape[-1], jnp.float32) if bias_F is None else bias_F
+    return jnp.reshape(_gelu(root, rows, bias_F), x.shape)
 
 
-def _gelu_forward(x: Array, root: float) -> tuple[Array, Array]:
-    y, slope = _call(activation_calls.GELU_AND_SLOPE, 2, x, root)
-    return y, slope
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gelu(root: float, x_RF: Array, bias_F: Array) -> Array:
+    return call_for_floats(activation_calls.GELU, [x_RF.shape], x_RF, bias_F, _number(root))[0]
 
 
-def _call(target: str, count: int, x: Array, root: float) -> list[Array]:
-    results = [jax.ShapeDtypeStruct((x.size,), jnp.float32)] * count
-    call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
-    return [y.reshape(x.shape) for y in call(x.reshape(-1), np.array([root], np.float32))]
+def _gelu_forward(root: float, x_RF: Array, bias_F: Array) -> tuple[Array, Array]:
+    y_RF, slope_RF = call_for_floats(
+        activation_calls.GELU_AND_SLOPE, [x_RF.shape, x_RF.shape], x_RF, bias_F, _number(root)
+    )
+    return y_RF, slope_RF
 
 
-gelu.defvjp(_gelu_forward, lambda _, slope, dy: (dy * slope,))
+def _gelu_back(root: float, slope_RF: Array, dy_RF: Array) -> tuple[Array, ...]:
+    shapes = [slope_RF.shape, slope_RF.shape[1:]]
+    return call_for_floats(activation_calls.GELU_BACK, shapes, dy_RF, slope_RF)
+
+
+def _number(root: float) -> np.ndarray:
+    return np.array([root], np.float32)
+
+
+_gelu.defvjp(_gelu_forward, _gelu_back)

@@ -49,7 +49,7 @@ def products_of(library: Library | None) -> AbstractContextManager[None]:
     return set_within(_wanted, library)
 
 
-def wanted_library(*arrays: Float[Array, "..."]) -> Library | None:
+def wanted_library(*arrays: Array | jax.ShapeDtypeStruct) -> Library | None:
     """Returns whose custom calls are to compute the products of these arrays, None if XLA is.
 
     XLA cannot cut a custom call into parts for the devices of a mesh.

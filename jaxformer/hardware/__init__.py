@@ -15,6 +15,7 @@ come out.
 - ``attention_call``: the same for attention and its gradients.
 - ``norm_calls``: the same for norms of rows and their gradients.
 - ``activation_calls``: the same for GELU and its slope.
+- ``loss_calls``: the same for the cross-entropy of many classes and its gradient.
 - ``processor``: a name for the kind of processor.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.
 - ``nvidia_driver``: whether an NVIDIA GPU can be used, found before JAX looks.

@@ -9,8 +9,10 @@ import jax
 
 from jaxformer.hardware import custom_calls
 
-# GELU alone, and with its slope.
-GELU, GELU_AND_SLOPE = TARGETS = "jaxformer_gelu", "jaxformer_gelu_and_slope"
+# GELU alone, and with its slope; and the gradients.
+GELU, GELU_AND_SLOPE, GELU_BACK = TARGETS = (
+    "jaxformer_gelu", "jaxformer_gelu_and_slope", "jaxformer_gelu_back",
+)  # fmt: skip
 NAME = "activation_calls"
 
 

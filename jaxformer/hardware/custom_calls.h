@@ -180,6 +180,13 @@ static void finish(Job* job, const XLA_FFI_CallFrame* frame, int threads) {
   leave(job);
 }
 
+// Writes the sums of what all blocks have made: parts of so many numbers, which are so far apart.
+static inline void add_parts(const float* parts, int count, int apart, int width, float* sums) {
+  memset(sums, 0, width * sizeof(float));
+  for (int part = 0; part < count; ++part)
+    for (int i = 0; i < width; ++i) sums[i] += parts[(int64_t)part * apart + i];
+}
+
 // XLA asks first what version of the interface this was built for. The type of the first member has
 // another name from version 0.5 on, so it is not named here.
 static bool answers_question(const XLA_FFI_CallFrame* frame) {

@@ -186,14 +186,6 @@ XLA_FFI_Error* jaxformer_norm(XLA_FFI_CallFrame* frame) {
   return NULL;
 }
 
-// Writes the sums of the parts of all blocks: every second row of so many numbers.
-static void add_parts(const float* parts, int count, int width, float* sums) {
-  if (sums == NULL) return;
-  memset(sums, 0, width * sizeof(float));
-  for (int part = 0; part < count; ++part)
-    for (int i = 0; i < width; ++i) sums[i] += parts[(int64_t)part * 2 * width + i];
-}
-
 XLA_FFI_Error* jaxformer_norm_back(XLA_FFI_CallFrame* frame) {
   if (answers_question(frame)) return NULL;
   Norms* p = read_arguments(frame, differentiate);
@@ -209,8 +201,9 @@ XLA_FFI_Error* jaxformer_norm_back(XLA_FFI_CallFrame* frame) {
   }
   p->parts = parts;
   compute(p, frame);
-  add_parts(parts, count, width, unless_empty(result(frame, 1)));
-  add_parts(parts + width, count, width, unless_empty(result(frame, 2)));
+  float *of_factor = unless_empty(result(frame, 1)), *of_bias = unless_empty(result(frame, 2));
+  if (of_factor) add_parts(parts, count, 2 * width, width, of_factor);
+  if (of_bias) add_parts(parts + width, count, 2 * width, width, of_bias);
   free(parts);
   return NULL;
 }

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxformer.execution.called_products import product
-from jaxformer.hardware import activation_calls, attention_call, norm_calls
+from jaxformer.hardware import activation_calls, attention_call, loss_calls, norm_calls
 from jaxformer.hardware.custom_calls import UnavailableError
 from jaxformer.hardware.matrix_products import (
     LIBRARIES,
@@ -140,6 +140,7 @@ def _measure_gains(
         # What a run with called products needs besides.
         for known in (
             norm_calls.are_known, activation_calls.are_known, attention_call.is_known,
+            loss_calls.are_known,
         ):  # fmt: skip
             threads.submit(known)
         prepared = list(threads.map(prepare_library, libraries))

@@ -25,10 +25,15 @@ KINDS = [(True, True, True), (True, True, False), (True, False, False), (False, 
 EPS = 1e-5
 
 
+@pytest.fixture(autouse=True)
+def known():
+    """XLA knows the calls by their names."""
+    assert norm_calls.are_known()
+
+
 @pytest.fixture(params=BUILDS)
 def built(request, monkeypatch):
     """The custom calls, and those for registers of half the width, which this processor has too."""
-    norm_calls.are_known()
     if request.param == "narrower registers":
         register_narrow(norm_calls.NAME, norm_calls.TARGETS)
         for name in ("NORM", "NORM_BACK"):
