@@ -34,9 +34,9 @@ def fits(x: Array | jax.ShapeDtypeStruct, *biases: Float[Array, "F"]) -> bool:
 def gelu(
     x: Float[Array, "*dims F"], bias_F: Float[Array, "F"] | None = None, *, root: float = 0.0
 ) -> Float[Array, "*dims F"]:
-    """Computes y Φ(y) of y = x + bias, or y s(2 root (y + 0.044715 y³)) (arXiv 1606.08415, section 2).
+    """Computes y Φ(y) of y = x + bias, or y s(2 root (y + 0.044715 y³)), with the logistic s.
 
-    s is the logistic function. It is differentiated backward alone.
+    Both are of arXiv 1606.08415, section 2. It is differentiated backward alone.
 
     Args:
         x: what ``fits``.

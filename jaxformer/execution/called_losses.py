@@ -57,9 +57,7 @@ def _forward(
     return (shifts_R + jnp.log(sums_R), picked_R), (logits_RV, targets_R, moments_R2)
 
 
-def _back(
-    kept: tuple[Array, Array, Array], gradients: tuple[Array, Array]
-) -> tuple[Array, None]:
+def _back(kept: tuple[Array, Array, Array], gradients: tuple[Array, Array]) -> tuple[Array, None]:
     logits_RV = kept[0]
     (of_logits_RV,) = call_for_floats(
         loss_calls.LOSSES_BACK, [logits_RV.shape], *kept, *gradients, replaces={0: 0}

@@ -25,7 +25,5 @@ def call_for_floats(
     """
     results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     aliases = None if replaces is None else dict(replaces)
-    call = jax.ffi.ffi_call(
-        target, results, vmap_method="sequential", input_output_aliases=aliases
-    )
+    call = jax.ffi.ffi_call(target, results, vmap_method="sequential", input_output_aliases=aliases)
     return tuple(call(*arguments))
