@@ -33,6 +33,9 @@ exec {compiler} "$@"
 """
 # torch's own kernels ask for it; ``limit_torch_compile`` limits those of torch.compile.
 TORCH, AVX2 = "ATEN_CPU_CAPABILITY", "avx2"
+# What the libraries ask for that compute torch's products. On a processor of Intel's MKL would use
+# AVX-512 all the same.
+LIBRARIES = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +75,7 @@ def reexec_if_asked() -> None:
         _reexec(
             **{TORCH: AVX2, "XLA_FLAGS": flags, "CC": compiler, "XDG_CACHE_HOME": cache},
             TORCHINDUCTOR_CACHE_DIR=str(folder / "torch"),
+            **LIBRARIES,
         )
 
 
