@@ -16,7 +16,8 @@ typedef struct {
   Job job;
   const float* x;
   const int32_t* targets;
-  // Of each row: a shift, near the largest logit; and the sum of exp(logit - shift).
+  // Of each row: a shift, which is the largest logit, or 0 where that is infinite; and the sum of
+  // exp(logit - shift).
   float *moments, *picked;
   // The gradients of the logarithms of the sums, and of the logits that were picked.
   const float *of_logarithms, *of_picked;

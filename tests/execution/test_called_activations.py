@@ -17,11 +17,11 @@ from jaxformer.feed_forward import ACTIVATIONS, FeedForward, gelu
 from jaxformer.hardware import activation_calls
 from jaxformer.hardware.matrix_products import register_products
 from tests.hardware.test_custom_calls import needs_calls
-from tests.support.narrow_calls import BUILDS, register_narrow
+from tests.support.narrow_calls import BUILDS, use_build
 
 pytestmark = needs_calls
 ROOTS = {"none": 0.0, "tanh": math.sqrt(2 / math.pi)}
-# No multiple of a register, and more than one block.
+# One row, which is no multiple of a register.
 POINTS = np.linspace(-12, 12, 100_003, dtype=np.float32)
 # Fewer columns than a register has numbers, and some registers and a rest; a block and a row more.
 SHAPES = [(40, 5), (3, 11, 300), (17, 1030)]
@@ -37,10 +37,7 @@ def known():
 @pytest.fixture(params=BUILDS)
 def built(request, monkeypatch):
     """The custom calls, and those for registers of half the width, which this processor has too."""
-    if request.param == "narrower registers":
-        register_narrow(activation_calls.NAME, activation_calls.TARGETS)
-        for name in ("GELU", "GELU_AND_SLOPE", "GELU_BACK"):
-            monkeypatch.setattr(activation_calls, name, f"narrow_{getattr(activation_calls, name)}")
+    use_build(request.param, activation_calls, monkeypatch)
 
 
 def torch_gelu(x, approximation):

@@ -13,7 +13,7 @@ from jaxformer.execution.sharding import layout
 from jaxformer.hardware import loss_calls
 from jaxformer.losses import token_losses
 from tests.hardware.test_custom_calls import needs_calls
-from tests.support.narrow_calls import BUILDS, register_narrow
+from tests.support.narrow_calls import BUILDS, use_build
 
 pytestmark = needs_calls
 ROUNDING = np.finfo(np.float32).eps / 2
@@ -30,10 +30,7 @@ def known():
 @pytest.fixture(params=BUILDS)
 def built(request, monkeypatch):
     """The custom calls, and those for registers of half the width, which this processor has too."""
-    if request.param == "narrower registers":
-        register_narrow(loss_calls.NAME, loss_calls.TARGETS)
-        for name in ("LOSSES", "LOSSES_BACK"):
-            monkeypatch.setattr(loss_calls, name, f"narrow_{getattr(loss_calls, name)}")
+    use_build(request.param, loss_calls, monkeypatch)
 
 
 def draw(shape, seed=0):

@@ -14,7 +14,7 @@ from jaxformer.execution.sharding import layout
 from jaxformer.hardware import norm_calls
 from jaxformer.norms import LayerNorm, RMSNorm
 from tests.hardware.test_custom_calls import needs_calls
-from tests.support.narrow_calls import BUILDS, register_narrow
+from tests.support.narrow_calls import BUILDS, use_build
 
 pytestmark = needs_calls
 ROUNDING = np.finfo(np.float32).eps / 2
@@ -34,10 +34,7 @@ def known():
 @pytest.fixture(params=BUILDS)
 def built(request, monkeypatch):
     """The custom calls, and those for registers of half the width, which this processor has too."""
-    if request.param == "narrower registers":
-        register_narrow(norm_calls.NAME, norm_calls.TARGETS)
-        for name in ("NORM", "NORM_BACK"):
-            monkeypatch.setattr(norm_calls, name, f"narrow_{getattr(norm_calls, name)}")
+    use_build(request.param, norm_calls, monkeypatch)
 
 
 def draw(shape, kind, seed=0):

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from types import ModuleType
 
 import pytest
 
@@ -35,3 +36,18 @@ def register_narrow(name: str, functions: Iterable[str], prefix: str = "") -> No
     targets = tuple(f"narrow_{name}" for name in names)
     if not _register(name, targets, tuple(prefix + name for name in names)):
         pytest.skip("the compiler knows no registers of other widths")
+
+
+def use_build(build: str, calls: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a test use custom calls for one of ``BUILDS``.
+
+    Args:
+        build: which one.
+        calls: the module of ``jaxformer.hardware`` with their ``TARGETS``, each under a name too.
+        monkeypatch: changes these names until the test ends.
+    """
+    if build == "narrower registers":
+        register_narrow(calls.NAME, calls.TARGETS)
+        for name, target in list(vars(calls).items()):
+            if isinstance(target, str) and target in calls.TARGETS:
+                monkeypatch.setattr(calls, name, f"narrow_{target}")
