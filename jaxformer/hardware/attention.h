@@ -29,7 +29,6 @@ typedef struct {
   int texts, queries, keys, heads, key_heads, width, blocks;
 } Attention;
 
-static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
 
 // Reads what forward and back are given in the same way: queries, keys, values, scale and mask.

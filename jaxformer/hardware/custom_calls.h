@@ -14,6 +14,8 @@
 
 #include "xla/ffi/api/c_api.h"
 
+static inline int least(int a, int b) { return a < b ? a : b; }
+
 // A matrix: where it begins, and how far apart its rows are.
 typedef struct {
   float* data;

@@ -144,6 +144,10 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
   const XLA_FFI_Buffer* c = result(frame, 0);
+  if (a->dims[0] == 0 || a->dims[1] == 0 || c->dims[0] == 0 || c->dims[1] == 0) {
+    memset(c->data, 0, c->dims[0] * c->dims[1] * sizeof(float));
+    return NULL;
+  }
   Product* p = calloc(1, sizeof(Product));
   if (p == NULL) return fail(frame->api, "no memory for a matrix product");
   p->job.compute = compute_part;

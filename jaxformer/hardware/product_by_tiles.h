@@ -1,14 +1,17 @@
 // Products of matrices by tiles. What a tile reads of b lies in a panel: as many columns as a tile
-// has, one row after the other, for so many terms of the sum that it stays in a core's cache. A
-// number of the result is added up in the same order wherever it lies and however products are cut.
+// has, one row after the other, for so many terms of the sum that it stays in a core's cache. So
+// does a block of a, which all panels of a block of columns are multiplied by. A number of the
+// result is added up in the same order wherever it lies and however products are cut.
 
 #include "squares.h"
 #include "tiles.h"
 
 enum { kPanel = kTileVectors * kLanes };
-// The most terms of a panel; and, of a matrix that is transposed, rows whose numbers are brought side
-// by side for a panel, and tiles at a time.
-enum { kTerms = 384, kPackedRows = 384, kPackedTiles = 8, kPadding = 16 };
+// The most terms of a panel, and columns of b that have panels at a time. The most numbers of a block
+// of a, and its rows.
+enum { kTerms = 384, kBlockColumns = 768, kBlock = 96 * kTerms, kMostRows = 384 };
+// A block of a matrix that is transposed is packed, so many tiles at a time.
+enum { kPackedTiles = 8, kPadding = 16 };
 // Of a result that is cut by columns, each part is as wide as some panels.
 enum { kColumnStep = kPanel };
 
@@ -21,8 +24,9 @@ static inline bool best_cut_by_rows(int rows, int columns, bool transpose_a, int
 
 // Each thread's.
 static _Thread_local struct {
-  float panel[kTerms * kPanel];
-  float rows[(kPackedRows / kTileRows + 1) * (kTerms * kTileRows + kPadding)];
+  float panels[kTerms * kBlockColumns];
+  // Where rows do not fill the last tile it has as much space as others.
+  float rows[kBlock + kTerms * kTileRows + (kMostRows / kTileRows + 1) * kPadding];
 } space __attribute__((aligned(64)));
 
 // Makes a panel, of so many numbers a row, of which so many columns are used and others are 0.
@@ -112,37 +116,59 @@ MULTIPLY_ROWS(multiply_wide, kTileVectors)
 MULTIPLY_ROWS(multiply_half, kTileVectors / 2)
 MULTIPLY_ROWS(multiply_narrow, 1)
 
+// Returns the registers of a tile where so many columns are left.
+static inline int vectors_for(int columns) {
+  return columns >= kPanel ? kTileVectors : columns > kLanes ? kTileVectors / 2 : 1;
+}
+
+// Makes the panels of so many columns of op(b), one after the other.
+static void make_panels(Matrix b, bool transposed, int terms, int columns, float* panels) {
+  for (int first = 0, width; first < columns; first += width, panels += terms * width) {
+    width = vectors_for(columns - first) * kLanes;
+    const Matrix part = {b.data + (transposed ? first * b.stride : first), b.stride};
+    make_panel(part, transposed, terms, width, least(width, columns - first), panels);
+  }
+}
+
+// Computes a block of the result, of a factor that stays in a core's cache and of some panels.
+static void multiply_block(Factor a, int64_t per_tile, const float* panels, Matrix c, int terms,
+                           int rows, int columns, bool adds) {
+  for (int first = 0, width; first < columns; first += width, panels += terms * width) {
+    const int vectors = vectors_for(columns - first);
+    MultiplyRows* multiply = vectors == kTileVectors       ? multiply_wide
+                             : vectors == kTileVectors / 2 ? multiply_half
+                                                           : multiply_narrow;
+    width = vectors * kLanes;
+    multiply(a, per_tile, panels, c.data + first, c.stride, terms, rows,
+             least(width, columns - first), adds);
+  }
+}
+
 // c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
 static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
                               int rows, int columns, int inner, bool adds) {
-  float *panel = space.panel, *packed = space.rows;
-  const int most = transpose_a ? kPackedRows : rows;
   // A sum is cut into parts of nearly the same length.
   const int parts = inner > kTerms ? (inner + kTerms - 1) / kTerms : 1;
-  for (int part = 0, from = 0, terms; part < parts; ++part, from += terms) {
-    terms = (inner - from) / (parts - part);
-    const bool goes_on = adds || from > 0;
-    for (int row = 0; row < rows; row += most) {
-      const int some = rows - row < most ? rows - row : most;
-      Factor left = {a.data + (int64_t)row * a.stride + from, a.stride, 1};
-      int64_t per_tile = (int64_t)kTileRows * a.stride;
-      if (transpose_a) {
-        const float* first = a.data + (int64_t)from * a.stride + row;
-        per_tile = pack_rows(first, a.stride, some, terms, packed);
-        left = (Factor){packed, 1, kTileRows};
-      }
-      for (int column = 0, used; column < columns; column += used) {
-        const int rest = columns - column;
-        const int width = rest >= kPanel ? kPanel : rest > kLanes ? kPanel / 2 : kLanes;
-        MultiplyRows* multiply = width == kPanel       ? multiply_wide
-                                 : width == kPanel / 2 ? multiply_half
-                                                       : multiply_narrow;
-        used = rest < width ? rest : width;
-        const int64_t first = (int64_t)from * (transpose_b ? 1 : b.stride) +
-                              (int64_t)column * (transpose_b ? b.stride : 1);
-        make_panel((Matrix){b.data + first, b.stride}, transpose_b, terms, width, used, panel);
-        multiply(left, per_tile, panel, c.data + (int64_t)row * c.stride + column, c.stride, terms,
-                 some, used, goes_on);
+  for (int column = 0; column < columns; column += kBlockColumns) {
+    const int wide = least(kBlockColumns, columns - column);
+    for (int part = 0, from = 0, terms; part < parts; ++part, from += terms) {
+      terms = (inner - from) / (parts - part);
+      const int64_t begin = transpose_b ? (int64_t)column * b.stride + from
+                                        : (int64_t)from * b.stride + column;
+      make_panels((Matrix){b.data + begin, b.stride}, transpose_b, terms, wide, space.panels);
+      const int most =
+          terms > kBlock / kMostRows ? kBlock / terms / kTileRows * kTileRows : kMostRows;
+      for (int row = 0, high; row < rows; row += high) {
+        high = least(most, rows - row);
+        Factor left = {a.data + (int64_t)row * a.stride + from, a.stride, 1};
+        int64_t per_tile = (int64_t)kTileRows * a.stride;
+        if (transpose_a) {
+          const float* first = a.data + (int64_t)from * a.stride + row;
+          per_tile = pack_rows(first, a.stride, high, terms, space.rows);
+          left = (Factor){space.rows, 1, kTileRows};
+        }
+        const Matrix result = {c.data + (int64_t)row * c.stride + column, c.stride};
+        multiply_block(left, per_tile, space.panels, result, terms, high, wide, adds || from > 0);
       }
     }
   }

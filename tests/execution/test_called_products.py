@@ -56,7 +56,8 @@ def each_build(request):
     return request.param
 
 
-# Few rows, no multiple of anything, cut by rows, by columns, a single column, a long sum.
+# Few rows, no multiple of anything, cut by rows, by columns, a single column, a long sum, several
+# blocks of rows, columns and terms, no rows, columns or terms.
 SHAPES = [
     (33, 7, 301),
     (256, 129, 517),
@@ -65,6 +66,10 @@ SHAPES = [
     (77, 50, 1),
     (32, 5000, 9),
     (66, 400, 225),
+    (210, 500, 1700),
+    (0, 5, 6),
+    (4, 0, 6),
+    (4, 5, 0),
 ]
 
 
