@@ -10,8 +10,8 @@ enum { kPanel = kTileVectors * kLanes };
 // The most terms of a panel, and columns of b that have panels at a time. The most numbers of a block
 // of a, and its rows.
 enum { kTerms = 384, kBlockColumns = 768, kBlock = 96 * kTerms, kMostRows = 384 };
-// A block of a matrix that is transposed is packed, so many tiles at a time.
-enum { kPackedTiles = 8, kPadding = 16 };
+// How many columns of b, or tiles of a block that is transposed, are copied at a time.
+enum { kCopied = 128, kPackedTiles = 8, kPadding = 16 };
 // Of a result that is cut by columns, each part is as wide as some panels.
 enum { kColumnStep = kPanel };
 
@@ -121,12 +121,26 @@ static inline int vectors_for(int columns) {
   return columns >= kPanel ? kTileVectors : columns > kLanes ? kTileVectors / 2 : 1;
 }
 
+// Makes some whole panels of b at once: more of a row is read before the next one.
+static void copy_rows(Matrix b, int terms, float* panels) {
+  for (int t = 0; t < terms; ++t)
+    UNROLL for (int i = 0; i < kCopied / kPanel; ++i)
+      memcpy(panels + (i * terms + t) * kPanel, b.data + (int64_t)t * b.stride + i * kPanel,
+             sizeof(float) * kPanel);
+}
+
 // Makes the panels of so many columns of op(b), one after the other.
 static void make_panels(Matrix b, bool transposed, int terms, int columns, float* panels) {
   for (int first = 0, width; first < columns; first += width, panels += terms * width) {
-    width = vectors_for(columns - first) * kLanes;
-    const Matrix part = {b.data + (transposed ? first * b.stride : first), b.stride};
-    make_panel(part, transposed, terms, width, least(width, columns - first), panels);
+    const int rest = columns - first;
+    const Matrix part = {b.data + (transposed ? (int64_t)first * b.stride : first), b.stride};
+    if (!transposed && rest >= kCopied) {
+      width = kCopied;
+      copy_rows(part, terms, panels);
+    } else {
+      width = vectors_for(rest) * kLanes;
+      make_panel(part, transposed, terms, width, least(width, rest), panels);
+    }
   }
 }
 

@@ -26,8 +26,8 @@ INLINE void multiply_tile(Factor a, const float* b, int64_t b_per_term, float* c
   UNROLL for (int i = 0; i < rows; ++i)
     UNROLL for (int j = 0; j < vectors; ++j) {
       sums[i][j] = spread(0);
-      // What is written in the end comes into the cache meanwhile.
-      __builtin_prefetch(c + i * c_stride + j * kLanes, 1);
+      // What the tile beside this one writes comes into the cache long before it is computed.
+      __builtin_prefetch(c + i * c_stride + (vectors + j) * kLanes, 1);
     }
   for (int t = 0; t < terms; ++t) {
     Vector right[kTileVectors];
