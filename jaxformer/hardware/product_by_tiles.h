@@ -16,10 +16,11 @@ enum { kCopied = 128, kPackedTiles = 8, kPadding = 16 };
 enum { kColumnStep = kPanel };
 
 static inline bool best_cut_by_rows(int rows, int columns, bool transpose_a, int threads) {
-  // Cut by columns each thread makes panels of its own, where by rows all make the same. Rows that
-  // are packed are the other way round, and a number of theirs takes three times as long.
+  // Cut by columns each thread makes panels of its own, and all read the same rows; cut by rows it is
+  // the other way round. A number of a panel takes twice as long as one of rows that lie as they are
+  // needed, and a third as long as one of rows that are packed.
   if ((columns + kPanel - 1) / kPanel % threads != 0) return true;
-  return transpose_a && 3.0 * rows > columns;
+  return transpose_a ? 3.0 * rows > columns : rows >= 2.0 * columns;
 }
 
 // Each thread's.
