@@ -104,14 +104,14 @@ INLINE void multiply_rows(Factor a, const float* b, int64_t b_per_term, float* c
                           int width, int terms, int rows, bool adds) {
   int at = 0;
   for (; at + kTileVectors * kLanes <= width; at += kTileVectors * kLanes)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors, adds);
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors, 0, adds);
   const int rest = (width - at) / kLanes;
   if (rest == 3 && kTileVectors > 3)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 3, adds);
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 3, 0, adds);
   else if (rest == 2 && kTileVectors > 2)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 2, adds);
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 2, 0, adds);
   else if (rest == 1)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1, adds);
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1, 0, adds);
 }
 
 // Does so for a tile's rows, or for one of them.

@@ -88,8 +88,9 @@ INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_s
   float part[kTileRows * kPanel];
   for (int i = 0; is_cut && adds && i < rows; ++i)
     memcpy(part + i * width, c + i * c_stride, sizeof(float) * columns);
+  // The result is in memory, and the next tile's turn is soon: so the one after this column comes.
   multiply_tile(a, panel, width, is_cut ? part : c, is_cut ? width : c_stride, terms, rows, vectors,
-                adds);
+                width, adds);
   for (int i = 0; is_cut && i < rows; ++i)
     memcpy(c + i * c_stride, part + i * width, sizeof(float) * columns);
 }

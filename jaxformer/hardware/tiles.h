@@ -19,15 +19,15 @@ typedef struct {
 } Factor;
 
 // Computes so many rows and registers of c = a b, or of c += a b, where b has its numbers side by
-// side along a row.
+// side along a row. Meanwhile a tile comes into the cache that is so many columns to the right, 0 for
+// this one, as it is written in the end.
 INLINE void multiply_tile(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                          int terms, int rows, int vectors, bool adds) {
+                          int terms, int rows, int vectors, int fetched, bool adds) {
   Vector sums[kTileRows][kTileVectors];
   UNROLL for (int i = 0; i < rows; ++i)
     UNROLL for (int j = 0; j < vectors; ++j) {
       sums[i][j] = spread(0);
-      // What the tile beside this one writes comes into the cache long before it is computed.
-      __builtin_prefetch(c + i * c_stride + (vectors + j) * kLanes, 1);
+      __builtin_prefetch(c + i * c_stride + j * kLanes + fetched, 1);
     }
   for (int t = 0; t < terms; ++t) {
     Vector right[kTileVectors];
