@@ -8,10 +8,12 @@
 
 enum { kPanel = kTileVectors * kLanes };
 // The most terms of a panel, and columns of b that have panels at a time. The most numbers of a block
-// of a, and its rows.
+// of a, and its most rows, which fill whole tiles.
 enum { kTerms = 384, kBlockColumns = 768, kBlock = 96 * kTerms, kMostRows = 384 };
 // How many columns of b, or tiles of a block that is transposed, are copied at a time.
 enum { kCopied = 128, kPackedTiles = 8, kPadding = 16 };
+_Static_assert(kMostRows % kTileRows == 0 && kBlockColumns % kCopied == 0 && kCopied % kPanel == 0,
+               "blocks have whole tiles and whole panels");
 // Of a result that is cut by columns, each part is as wide as some panels.
 enum { kColumnStep = kPanel };
 
@@ -26,8 +28,7 @@ static inline bool best_cut_by_rows(int rows, int columns, bool transpose_a, int
 // Each thread's.
 static _Thread_local struct {
   float panels[kTerms * kBlockColumns];
-  // Where rows do not fill the last tile it has as much space as others.
-  float rows[kBlock + kTerms * kTileRows + (kMostRows / kTileRows + 1) * kPadding];
+  float rows[kBlock + kMostRows / kTileRows * kPadding];
 } space __attribute__((aligned(64)));
 
 // Makes a panel, of so many numbers a row, of which so many columns are used and others are 0.
@@ -88,7 +89,8 @@ INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_s
   float part[kTileRows * kPanel];
   for (int i = 0; is_cut && adds && i < rows; ++i)
     memcpy(part + i * width, c + i * c_stride, sizeof(float) * columns);
-  // The result is in memory, and the next tile's turn is soon: so the one after this column comes.
+  // What a tile writes may come from memory, which takes longer than a tile: so that of the tile to
+  // the right is fetched, whose turn is after the rest of this column.
   multiply_tile(a, panel, width, is_cut ? part : c, is_cut ? width : c_stride, terms, rows, vectors,
                 width, adds);
   for (int i = 0; is_cut && i < rows; ++i)

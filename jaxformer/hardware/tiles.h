@@ -19,8 +19,8 @@ typedef struct {
 } Factor;
 
 // Computes so many rows and registers of c = a b, or of c += a b, where b has its numbers side by
-// side along a row. Meanwhile a tile comes into the cache that is so many columns to the right, 0 for
-// this one, as it is written in the end.
+// side along a row. Meanwhile what a tile will write is fetched into the cache: the tile so many
+// columns to the right, 0 for this one.
 INLINE void multiply_tile(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
                           int terms, int rows, int vectors, int fetched, bool adds) {
   Vector sums[kTileRows][kTileVectors];
