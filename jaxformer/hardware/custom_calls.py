@@ -20,9 +20,9 @@ COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-std=c11", "-fPIC", "-shared")
 # For this processor, with a product and a sum as one instruction.
 _FAST = ("-O3", "-march=native", "-ffp-contract=fast")
-# GCC's, which other compilers and old ones do not know. For AMD's processors it leaves some products
-# and sums two instructions, so that a sum depended on the shape around it. And how fast the loop of a
-# product is depends on where in a cache line it begins, by up to 4 %.
+# GCC's, which other compilers and old ones do not know. For AMD's processors it leaves some
+# products and sums two instructions, so that a sum depended on the shape around it. And how fast
+# the loop of a product is depends on where in a cache line it begins, by up to 4 %.
 _OF_GCC = ("--param=avoid-fma-max-bits=0", "-falign-loops=64", "-falign-jumps=64")
 FAST_OPTIONS = ((*_FAST, *_OF_GCC), _FAST)
 # An environment variable, which turns off those of jaxformer's own.
