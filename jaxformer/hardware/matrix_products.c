@@ -29,8 +29,7 @@ typedef struct {
 static void compute_part(const Job* job, int block) {
   const Product* p = (const Product*)job;
   const int64_t first = (int64_t)block * p->width;
-  const int64_t rest = (p->cuts_rows ? p->rows : p->columns) - first;
-  const int width = rest < p->width ? (int)rest : p->width;
+  const int width = least(p->width, (p->cuts_rows ? p->rows : p->columns) - (int)first);
   Matrix a = p->a, b = p->b, c = p->c;
   if (p->cuts_rows) {
     a.data += p->transpose_a ? first : first * a.stride;
@@ -115,7 +114,7 @@ typedef struct {
 static void compute_group(const Job* job, int block) {
   const Groups* p = (const Groups*)job;
   const int group = block / p->parts, from = block % p->parts * p->width;
-  const int width = from + p->width < p->columns ? p->width : p->columns - from;
+  const int width = least(p->width, p->columns - from);
   const int64_t start = p->first[group];
   const int rows = p->first[group + 1] - (int)start;
   const int64_t of_group = (int64_t)group * p->a_width * p->columns;

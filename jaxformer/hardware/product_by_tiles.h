@@ -65,7 +65,7 @@ static inline void pack_term(const float* row, int rows, int64_t per_tile, float
   // Two numbers more than a tile has are written over by the next term, or lie in the padding.
   for (; i + 8 <= rows; i += kTileRows, tile += per_tile) *(Eight*)tile = *(const Eight*)(row + i);
   for (; i < rows; i += kTileRows, tile += per_tile)
-    memcpy(tile, row + i, sizeof(float) * (rows - i < kTileRows ? rows - i : kTileRows));
+    memcpy(tile, row + i, sizeof(float) * least(rows - i, kTileRows));
 }
 
 // Does so for all terms of a matrix with a row for each, some tiles at a time, so that what is written
@@ -76,8 +76,7 @@ static int64_t pack_rows(const float* a, int64_t stride, int rows, int terms, fl
   const int most = kPackedTiles * kTileRows;
   for (int row = 0; row < rows; row += most, to += kPackedTiles * per_tile)
     for (int t = 0; t < terms; ++t)
-      pack_term(a + t * stride + row, rows - row < most ? rows - row : most, per_tile,
-                to + t * kTileRows);
+      pack_term(a + t * stride + row, least(rows - row, most), per_tile, to + t * kTileRows);
   return per_tile;
 }
 
