@@ -99,32 +99,45 @@ static int64_t moments_apart(const Attention* p) {
   return (int64_t)p->texts * p->heads * p->queries;
 }
 
-// Computes some rows of c = a b, or of c += a b; the width is a multiple of kLanes.
-INLINE void multiply_rows(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                          int width, int terms, int rows, bool adds) {
-  int at = 0;
-  for (; at + kTileVectors * kLanes <= width; at += kTileVectors * kLanes)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors, 0, adds);
-  const int rest = (width - at) / kLanes;
-  if (rest == 3 && kTileVectors > 3)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 3, 0, adds);
-  else if (rest == 2 && kTileVectors > 2)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 2, 0, adds);
-  else if (rest == 1)
-    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1, 0, adds);
+// Fetches rows of an array into the cache, of so many numbers, that are read or written soon.
+INLINE void fetch(const float* rows, int64_t stride, int count, int width, const bool writes) {
+  for (int i = 0; i < count; ++i)
+    for (int j = 0; j < width; j += kLine) __builtin_prefetch(rows + i * stride + j, writes);
 }
 
-// Does so for a tile's rows, or for one of them.
-static void multiply_some(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                          int width, int terms, int rows, bool adds) {
-  const bool is_tile = rows == kTileRows;
-  if (is_tile && adds) multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, true);
-  else if (is_tile) multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, false);
-  else multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1, adds);
+// Computes some rows of c = a b, or of c += a b; the width is a multiple of kLanes.
+INLINE void multiply_rows(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                          int width, int terms, int rows, int ahead, bool adds) {
+  int at = 0;
+  for (; at + kTileVectors * kLanes <= width; at += kTileVectors * kLanes)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, kTileVectors, 0, ahead,
+                  adds);
+  const int rest = (width - at) / kLanes;
+  if (rest == 3 && kTileVectors > 3)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 3, 0, ahead, adds);
+  else if (rest == 2 && kTileVectors > 2)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 2, 0, ahead, adds);
+  else if (rest == 1)
+    multiply_tile(a, b + at, b_per_term, c + at, c_stride, terms, rows, 1, 0, ahead, adds);
 }
 
 // How many rows are computed at a time, of so many that are left.
-static int rows_at_once(int left) { return left < kTileRows ? 1 : kTileRows; }
+static int rows_at_once(int left) {
+  return left >= kTileRows ? kTileRows : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
+// Does so for as many rows as are computed at a time.
+INLINE void multiply_some(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                          int width, int terms, int rows, int ahead, bool adds) {
+  if (rows == kTileRows)
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, ahead, adds);
+  else if (rows == 4)
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 4, ahead, adds);
+  else if (rows == 2)
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 2, ahead, adds);
+  else
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1, ahead, adds);
+}
 
 // Turns the rows of a block: one of so many numbers becomes a column. Of rows that the block does not
 // have the columns are zeros.
@@ -142,17 +155,22 @@ static void turn_rows(const float* from, int64_t stride, int rows, int width, fl
 }
 
 // Makes some products of keys, or values, by the turned rows of a block, whose groups see so many
-// keys: those from and up to so many of the block's keys.
+// keys: those from and up to so many of the block's keys. Meanwhile the rows of another array, which
+// lie as those of the keys, are fetched, if there is one.
 static void multiply_by_turned(const float* keys, int64_t per_key, const float* turned,
-                               const Block* block, int from, int to, int width, float* products) {
+                               const Block* block, int from, int to, int width, float* products,
+                               const float* others) {
   for (int key = from, some; key < to; key += some) {
     some = rows_at_once(to - key);
+    const int next = key + some;
+    fetch(keys + next * per_key, per_key, least(kTileRows, to - next), width, false);
+    if (others != NULL) fetch(others + key * per_key, per_key, some, width, false);
     int group = 0;
     while (block->bounds[group] <= key) ++group;
     const Factor by_key = {keys + key * per_key, per_key, 1};
     const int skipped = group * kLanes;
     multiply_some(by_key, turned + skipped, kQueries,
                   products + (int64_t)(key - from) * kQueries + skipped, kQueries,
-                  kQueries - skipped, width, some, false);
+                  kQueries - skipped, width, some, 0, false);
   }
 }

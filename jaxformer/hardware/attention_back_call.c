@@ -6,6 +6,8 @@
 
 // Of a block's keys, so many at a time: a multiple of a tile's rows.
 enum { kKeys = 16 * kTileRows };
+// Rows that are copied are fetched so many before.
+enum { kAhead = 8 };
 
 // Replaces the scores of a block by its weights, and the gradients of the weights by those of the
 // scores before the scale; 0 where a key is not seen. The keys are some of the block's. In each group
@@ -70,8 +72,8 @@ static void make_gradients(const Attention* p, const Block* block, Space space) 
   int from = 0;
   do {
     const int to = least(from + kKeys, block->keys);
-    multiply_by_turned(k, per_key, space.turned, block, from, to, width, space.scores);
-    multiply_by_turned(v, per_key, space.turned_dout, block, from, to, width, space.slopes);
+    multiply_by_turned(k, per_key, space.turned, block, from, to, width, space.scores, NULL);
+    multiply_by_turned(v, per_key, space.turned_dout, block, from, to, width, space.slopes, NULL);
     weigh_back(p, block, from, to, space.scores, space.slopes, shifts, factors, shared);
     // Of the queries, those from the first one up to the end see a key of a tile.
     int first = 0, end = 0;
@@ -84,25 +86,35 @@ static void make_gradients(const Attention* p, const Block* block, Space space) 
       const Factor weights = {space.scores + at, kQueries, 1};
       const Factor slopes = {space.slopes + at, kQueries, 1};
       multiply_some(weights, dout + first * per_query, per_query, dv + key * per_key, per_key, width,
-                    end - first, some, true);
+                    end - first, some, 0, true);
       multiply_some(slopes, q + first * per_query, per_query, dk + key * per_key, per_key, width,
-                    end - first, some, true);
+                    end - first, some, 0, true);
     }
     for (int i = 0, some; i < rows; i += some) {
       some = rows_at_once(rows - i);
       const int begin = most(block->first[i], from), stop = least(block->last[i + some - 1], to);
       const Factor by_query = {space.slopes + (int64_t)(begin - from) * kQueries + i, 1, kQueries};
+      if (from == 0) {
+        // Of the next block.
+        const int64_t next = (i + kQueries) * per_query;
+        fetch(q + next, per_query, some, width, false);
+        fetch(dout + next, per_query, some, width, false);
+        fetch(p->out + query_at + next, per_query, some, width, false);
+      }
       multiply_some(by_query, k + begin * per_key, per_key, dq + i * per_query, per_query, width,
-                    most(stop - begin, 0), some, from > 0);
+                    most(stop - begin, 0), some, 0, from > 0);
     }
     from = to;
   } while (from < block->keys);
 }
 
 static void copy(Matrix from, Matrix to, int rows, int width) {
-  for (int i = 0; i < rows; ++i)
-    memcpy(to.data + (int64_t)i * to.stride, from.data + (int64_t)i * from.stride,
-           width * sizeof(float));
+  for (int i = 0; i < rows; ++i) {
+    float *target = to.data + (int64_t)i * to.stride, *source = from.data + (int64_t)i * from.stride;
+    fetch(source + kAhead * from.stride, from.stride, 1, width, false);
+    fetch(target + kAhead * to.stride, to.stride, 1, width, true);
+    memcpy(target, source, width * sizeof(float));
+  }
 }
 
 static void fill(Matrix a, int rows, int width, float value) {

@@ -3,6 +3,9 @@
 
 #include "attention.h"
 
+// Values are fetched so many keys before they are used.
+enum { kAhead = 8 };
+
 // Replaces the scores of a block, times the scale, by their exponentials beside the largest of each
 // query, 0 where a key is not seen. Writes what was taken from the scores of each query, and one over
 // its sum: 0 where it sees none.
@@ -12,14 +15,18 @@ static void weigh(float* scores, float scale, const Block* block, float* shifts,
     float* column = scores + group * kLanes;
     const Integers from = *(const Integers*)(block->first + group * kLanes);
     const Integers to = *(const Integers*)(block->last + group * kLanes);
-    Vector largest = spread(-INFINITY), sum = spread(0);
+    // Two, of every other key: a comparison takes longer than all else that a key needs.
+    Vector largest = spread(-INFINITY), other = largest, sum = spread(0);
     for (int key = 0; key < keys; ++key) {
       const Integers number = key - (Integers){0};
       const Vector score = load(column + key * kQueries) * scale;
       const Vector seen = choose((number >= from) & (number < to), score, spread(-INFINITY));
       store(column + key * kQueries, seen);
-      largest = larger(seen, largest);
+      const Vector compared = larger(seen, other);
+      other = largest;
+      largest = compared;
     }
+    largest = larger(largest, other);
     // Where all scores are -∞, so are those that are not seen: their exponentials are 0.
     const Vector shift = choose(largest == spread(-INFINITY), spread(0), largest);
     for (int key = 0; key < keys; ++key) {
@@ -57,14 +64,15 @@ static void attend(const Job* job, int number) {
   }
   float *scores = turned + width * kQueries, *sums = scores + keys * kQueries;
   turn_rows(q, per_query, rows, width, turned);
-  multiply_by_turned(k, per_key, turned, &block, 0, keys, width, scores);
+  multiply_by_turned(k, per_key, turned, &block, 0, keys, width, scores, v);
+  fetch(out, per_query, rows, width, true);
   weigh(scores, p->scale, &block, shifts, factors);
   for (int i = 0, some; i < rows; i += some) {
     some = rows_at_once(rows - i);
     const int begin = block.first[i], seen = block.last[i + some - 1] - begin;
     const Factor by_query = {scores + begin * kQueries + i, 1, kQueries};
     multiply_some(by_query, v + begin * per_key, per_key, sums + i * width, width, width, seen,
-                  some, false);
+                  some, kAhead, false);
   }
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < width; ++j) out[i * per_query + j] = sums[i * width + j] * factors[i];

@@ -91,7 +91,7 @@ INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_s
   // What a tile writes may come from memory, which takes longer than a tile: so that of the tile to
   // the right is fetched, whose turn is after the rest of this column.
   multiply_tile(a, panel, width, is_cut ? part : c, is_cut ? width : c_stride, terms, rows, vectors,
-                width, adds);
+                width, 0, adds);
   for (int i = 0; is_cut && i < rows; ++i)
     memcpy(c + i * c_stride, part + i * width, sizeof(float) * columns);
 }

@@ -19,10 +19,11 @@ typedef struct {
 } Factor;
 
 // Computes so many rows and registers of c = a b, or of c += a b, where b has its numbers side by
-// side along a row. Meanwhile what a tile will write is fetched into the cache: the tile so many
-// columns to the right, 0 for this one.
+// side along a row. Meanwhile what is wanted later is fetched into the cache: what a tile will write,
+// so many columns to the right, 0 for this one; and what b has so many terms later, 0 for nothing.
 INLINE void multiply_tile(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                          int terms, int rows, int vectors, int fetched, bool adds) {
+                          int terms, int rows, int vectors, int fetched, const int ahead,
+                          bool adds) {
   Vector sums[kTileRows][kTileVectors];
   UNROLL for (int i = 0; i < rows; ++i)
     UNROLL for (int j = 0; j < vectors; ++j) {
@@ -31,6 +32,9 @@ INLINE void multiply_tile(Factor a, const float* b, int64_t b_per_term, float* c
     }
   for (int t = 0; t < terms; ++t) {
     Vector right[kTileVectors];
+    if (ahead > 0)
+      UNROLL for (int j = 0; j < vectors * kLanes; j += kLine)
+        __builtin_prefetch(b + (t + ahead) * b_per_term + j);
     UNROLL for (int j = 0; j < vectors; ++j) right[j] = load(b + t * b_per_term + j * kLanes);
     UNROLL for (int i = 0; i < rows; ++i) {
       const Vector left = spread(a.data[i * a.per_row + t * a.per_term]);

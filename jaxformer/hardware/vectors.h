@@ -19,6 +19,8 @@ enum { kLanes = 16 };
 #else
 enum { kLanes = 8 };
 #endif
+// Numbers in a line of the cache.
+enum { kLine = 16 };
 
 // Unaligned, as XLA's arrays and the matrices in them may be.
 typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
