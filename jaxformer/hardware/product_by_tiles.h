@@ -10,8 +10,9 @@ enum { kPanel = kTileVectors * kLanes };
 // The most terms of a panel, and columns of b that have panels at a time. The most numbers of a block
 // of a, and its most rows, which fill whole tiles.
 enum { kTerms = 384, kBlockColumns = 768, kBlock = 96 * kTerms, kMostRows = 384 };
-// How many columns of b, or tiles of a block that is transposed, are copied at a time.
-enum { kCopied = 128, kPackedTiles = 8, kPadding = 16 };
+// How many columns of b, or tiles of a block that is transposed, are copied at a time; and how many
+// rows of b before they are copied they are fetched.
+enum { kCopied = 128, kPackedTiles = 8, kPadding = 16, kAhead = 8 };
 _Static_assert(kMostRows % kTileRows == 0 && kBlockColumns % kCopied == 0 && kCopied % kPanel == 0,
                "blocks have whole tiles and whole panels");
 // Of a result that is cut by columns, each part is as wide as some panels.
@@ -126,10 +127,13 @@ static inline int vectors_for(int columns) {
 
 // Makes some whole panels of b at once: more of a row is read before the next one.
 static void copy_rows(Matrix b, int terms, float* panels) {
-  for (int t = 0; t < terms; ++t)
+  for (int t = 0; t < terms; ++t) {
+    const float* from = b.data + (int64_t)t * b.stride;
+    UNROLL for (int i = 0; i < kCopied; i += kLine)
+      __builtin_prefetch(from + (int64_t)kAhead * b.stride + i);
     UNROLL for (int i = 0; i < kCopied / kPanel; ++i)
-      memcpy(panels + (i * terms + t) * kPanel, b.data + (int64_t)t * b.stride + i * kPanel,
-             sizeof(float) * kPanel);
+      memcpy(panels + (i * terms + t) * kPanel, from + i * kPanel, sizeof(float) * kPanel);
+  }
 }
 
 // Makes the panels of so many columns of op(b), one after the other.
