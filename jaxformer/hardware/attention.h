@@ -102,7 +102,12 @@ static int64_t moments_apart(const Attention* p) {
 // Fetches rows of an array into the cache, of so many numbers, that are read or written soon.
 INLINE void fetch(const float* rows, int64_t stride, int count, int width, const bool writes) {
   for (int i = 0; i < count; ++i)
-    for (int j = 0; j < width; j += kLine) __builtin_prefetch(rows + i * stride + j, writes);
+    for (int j = 0; j < width; j += kLine) {
+      const float* line = rows + i * stride + j;
+      // What is fetched for is a constant to compilers.
+      if (writes) __builtin_prefetch(line, 1);
+      else __builtin_prefetch(line, 0);
+    }
 }
 
 // Computes some rows of c = a b, or of c += a b; the width is a multiple of kLanes.
