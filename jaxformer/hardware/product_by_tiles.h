@@ -10,9 +10,10 @@ enum { kPanel = kTileVectors * kLanes };
 // The most terms of a panel, and columns of b that have panels at a time. The most numbers of a block
 // of a, and its most rows, which fill whole tiles.
 enum { kTerms = 384, kBlockColumns = 768, kBlock = 96 * kTerms, kMostRows = 384 };
-// How many columns of b, or tiles of a block that is transposed, are copied at a time; and how many
-// rows of b before they are copied they are fetched.
-enum { kCopied = 128, kPackedTiles = 8, kPadding = 16, kAhead = 8 };
+// How many columns of b, or tiles of a block that is transposed, are copied at a time.
+enum { kCopied = 128, kPackedTiles = 8, kPadding = 16 };
+// How many rows of b, and of a panel, are fetched before they are read.
+enum { kAhead = 8 };
 _Static_assert(kMostRows % kTileRows == 0 && kBlockColumns % kCopied == 0 && kCopied % kPanel == 0,
                "blocks have whole tiles and whole panels");
 // Of a result that is cut by columns, each part is as wide as some panels.
@@ -92,17 +93,26 @@ INLINE void multiply_columns(Factor a, const float* panel, float* c, int64_t c_s
   // What a tile writes may come from memory, which takes longer than a tile: so that of the tile to
   // the right is fetched, whose turn is after the rest of this column.
   multiply_tile(a, panel, width, is_cut ? part : c, is_cut ? width : c_stride, terms, rows, vectors,
-                width, 0, adds);
+                width, kAhead, adds);
   for (int i = 0; is_cut && i < rows; ++i)
     memcpy(c + i * c_stride, part + i * width, sizeof(float) * columns);
+}
+
+// Fetches where each row of a tile begins.
+INLINE void fetch_tile(Factor a) {
+  // The numbers of rows that are packed lie side by side.
+  const int64_t apart = a.per_row > 1 ? a.per_row : kLine;
+  for (int i = 0; i < kTileRows; ++i) __builtin_prefetch(a.data + i * apart);
 }
 
 // Computes all rows of so many columns; the factor's numbers are so far apart from tile to tile.
 INLINE void multiply_rows(Factor a, int64_t per_tile, const float* panel, float* c,
                           int64_t c_stride, int terms, int rows, int vectors, int columns,
                           bool adds) {
-  for (; rows >= kTileRows; rows -= kTileRows, a.data += per_tile, c += kTileRows * c_stride)
+  for (; rows >= kTileRows; rows -= kTileRows, a.data += per_tile, c += kTileRows * c_stride) {
+    fetch_tile((Factor){a.data + per_tile, a.per_row, a.per_term});
     multiply_columns(a, panel, c, c_stride, terms, kTileRows, vectors, columns, adds);
+  }
   for (; rows >= 2; rows -= 2, a.data += 2 * a.per_row, c += 2 * c_stride)
     multiply_columns(a, panel, c, c_stride, terms, 2, vectors, columns, adds);
   if (rows > 0) multiply_columns(a, panel, c, c_stride, terms, 1, vectors, columns, adds);
