@@ -2,7 +2,8 @@
 
 For the backward pass its slope is made in the forward pass, from what both have in common. XLA
 makes the two in passes of their own, and the common part twice. The bias of the layer before is
-added within the call, and its gradient made within the one on the way back.
+added within the call, and its gradient made within the one on the way back. Results are written in
+place of what they are made of, which takes less of the memory's time.
 """
 
 import functools
@@ -50,19 +51,21 @@ def gelu(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gelu(root: float, x_RF: Array, bias_F: Array) -> Array:
-    return call_for_floats(activation_calls.GELU, [x_RF.shape], x_RF, bias_F, _number(root))[0]
+    arguments = x_RF, bias_F, _number(root)
+    return call_for_floats(activation_calls.GELU, [x_RF.shape], *arguments, replaces={0: 0})[0]
 
 
 def _gelu_forward(root: float, x_RF: Array, bias_F: Array) -> tuple[Array, Array]:
+    shapes, arguments = [x_RF.shape, x_RF.shape], (x_RF, bias_F, _number(root))
     y_RF, slope_RF = call_for_floats(
-        activation_calls.GELU_AND_SLOPE, [x_RF.shape, x_RF.shape], x_RF, bias_F, _number(root)
+        activation_calls.GELU_AND_SLOPE, shapes, *arguments, replaces={0: 0}
     )
     return y_RF, slope_RF
 
 
 def _gelu_back(root: float, slope_RF: Array, dy_RF: Array) -> tuple[Array, ...]:
     shapes = [slope_RF.shape, slope_RF.shape[1:]]
-    return call_for_floats(activation_calls.GELU_BACK, shapes, dy_RF, slope_RF)
+    return call_for_floats(activation_calls.GELU_BACK, shapes, dy_RF, slope_RF, replaces={0: 0})
 
 
 def _number(root: float) -> np.ndarray:

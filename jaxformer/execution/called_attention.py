@@ -88,7 +88,8 @@ _Rule = tuple[float, bool, int]
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(rule: _Rule, q_BTNH: Array, k_BSKH: Array, v_BSKH: Array) -> Array:
     arguments = _arguments(rule, q_BTNH, k_BSKH, v_BSKH)
-    return call_for_floats(attention_call.ATTENTION, [q_BTNH.shape], *arguments)[0]
+    # Without gradients nobody needs the queries later: the result is written in their place.
+    return call_for_floats(attention_call.ATTENTION, [q_BTNH.shape], *arguments, replaces={0: 0})[0]
 
 
 def _attention_forward(
