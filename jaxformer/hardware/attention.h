@@ -131,17 +131,26 @@ static int rows_at_once(int left) {
   return left >= kTileRows ? kTileRows : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-// Does so for as many rows as are computed at a time.
-INLINE void multiply_some(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
-                          int width, int terms, int rows, int ahead, bool adds) {
-  if (rows == kTileRows)
-    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, ahead, adds);
+// Does so for as many rows as are computed at a time; fetches what b has so many terms later.
+INLINE void multiply_and_fetch(Factor a, const float* b, int64_t b_per_term, float* c,
+                               int64_t c_stride, int width, int terms, int rows, int ahead,
+                               bool adds) {
+  if (rows == kTileRows && adds)
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, ahead, true);
+  else if (rows == kTileRows)
+    multiply_rows(a, b, b_per_term, c, c_stride, width, terms, kTileRows, ahead, false);
   else if (rows == 4)
     multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 4, ahead, adds);
   else if (rows == 2)
     multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 2, ahead, adds);
   else
     multiply_rows(a, b, b_per_term, c, c_stride, width, terms, 1, ahead, adds);
+}
+
+// Does so where b is in the cache.
+static void multiply_some(Factor a, const float* b, int64_t b_per_term, float* c, int64_t c_stride,
+                          int width, int terms, int rows, bool adds) {
+  multiply_and_fetch(a, b, b_per_term, c, c_stride, width, terms, rows, 0, adds);
 }
 
 // Turns the rows of a block: one of so many numbers becomes a column. Of rows that the block does not
@@ -176,6 +185,6 @@ static void multiply_by_turned(const float* keys, int64_t per_key, const float* 
     const int skipped = group * kLanes;
     multiply_some(by_key, turned + skipped, kQueries,
                   products + (int64_t)(key - from) * kQueries + skipped, kQueries,
-                  kQueries - skipped, width, some, 0, false);
+                  kQueries - skipped, width, some, false);
   }
 }

@@ -86,9 +86,9 @@ static void make_gradients(const Attention* p, const Block* block, Space space) 
       const Factor weights = {space.scores + at, kQueries, 1};
       const Factor slopes = {space.slopes + at, kQueries, 1};
       multiply_some(weights, dout + first * per_query, per_query, dv + key * per_key, per_key, width,
-                    end - first, some, 0, true);
+                    end - first, some, true);
       multiply_some(slopes, q + first * per_query, per_query, dk + key * per_key, per_key, width,
-                    end - first, some, 0, true);
+                    end - first, some, true);
     }
     for (int i = 0, some; i < rows; i += some) {
       some = rows_at_once(rows - i);
@@ -102,7 +102,7 @@ static void make_gradients(const Attention* p, const Block* block, Space space) 
         fetch(p->out + query_at + next, per_query, some, width, false);
       }
       multiply_some(by_query, k + begin * per_key, per_key, dq + i * per_query, per_query, width,
-                    most(stop - begin, 0), some, 0, from > 0);
+                    most(stop - begin, 0), some, from > 0);
     }
     from = to;
   } while (from < block->keys);

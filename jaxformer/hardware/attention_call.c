@@ -71,8 +71,8 @@ static void attend(const Job* job, int number) {
     some = rows_at_once(rows - i);
     const int begin = block.first[i], seen = block.last[i + some - 1] - begin;
     const Factor by_query = {scores + begin * kQueries + i, 1, kQueries};
-    multiply_some(by_query, v + begin * per_key, per_key, sums + i * width, width, width, seen,
-                  some, kAhead, false);
+    multiply_and_fetch(by_query, v + begin * per_key, per_key, sums + i * width, width, width, seen,
+                       some, kAhead, false);
   }
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < width; ++j) out[i * per_query + j] = sums[i * width + j] * factors[i];

@@ -27,7 +27,7 @@ _OF_GCC = ("--param=avoid-fma-max-bits=0", "-falign-loops=64", "-falign-jumps=64
 FAST_OPTIONS = ((*_FAST, *_OF_GCC), _FAST)
 # An environment variable, which turns off those of jaxformer's own.
 SWITCH, OFF = "JAXFORMER_CUSTOM_CALLS", "off"
-# In seconds. It takes half of one.
+# In seconds. It takes one or two.
 LONGEST_BUILD = 60
 
 
