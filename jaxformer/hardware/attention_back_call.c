@@ -6,8 +6,6 @@
 
 // Of a block's keys, so many at a time: a multiple of a tile's rows.
 enum { kKeys = 16 * kTileRows };
-// Rows that are copied are fetched so many before.
-enum { kAhead = 8 };
 
 // Replaces the scores of a block by its weights, and the gradients of the weights by those of the
 // scores before the scale; 0 where a key is not seen. The keys are some of the block's. In each group

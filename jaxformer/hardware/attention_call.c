@@ -3,9 +3,6 @@
 
 #include "attention.h"
 
-// Values are fetched so many keys before they are used.
-enum { kAhead = 8 };
-
 // Replaces the scores of a block, times the scale, by their exponentials beside the largest of each
 // query, 0 where a key is not seen. Writes what was taken from the scores of each query, and one over
 // its sum: 0 where it sees none.

@@ -12,8 +12,6 @@ enum { kPanel = kTileVectors * kLanes };
 enum { kTerms = 384, kBlockColumns = 768, kBlock = 96 * kTerms, kMostRows = 384 };
 // How many columns of b, or tiles of a block that is transposed, are copied at a time.
 enum { kCopied = 128, kPackedTiles = 8, kPadding = 16 };
-// How many rows of b, and of a panel, are fetched before they are read.
-enum { kAhead = 8 };
 _Static_assert(kMostRows % kTileRows == 0 && kBlockColumns % kCopied == 0 && kCopied % kPanel == 0,
                "blocks have whole tiles and whole panels");
 // Of a result that is cut by columns, each part is as wide as some panels.

@@ -11,6 +11,9 @@ enum { kTileRows = 6, kTileVectors = 4 };
 enum { kTileRows = 6, kTileVectors = 2 };
 #endif
 
+// How many rows before it is read, or written, a row is fetched into the cache.
+enum { kAhead = 8 };
+
 // A factor of a product: where it begins, and how far apart its numbers are from row to row, and
 // along the sum.
 typedef struct {
