@@ -100,7 +100,7 @@ def test_only_a_cpu_outside_a_mesh_computes_in_parts():
         assert count_parts(64, 256) == 1
 
 
-@pytest.mark.parametrize(("most", "rounds"), [(1, 1), (3, 2), (100, 4)])
+@pytest.mark.parametrize(("most", "rounds"), [(1, 2), (3, 2), (100, 4)])
 def test_a_call_of_pmap_evaluates_in_rounds_that_make_the_same_mean(monkeypatch, most, rounds):
     starts, mask = evaluation_windows(len(IDS), LENGTH)
     strategy = make(LLAMA, (2, None, None))

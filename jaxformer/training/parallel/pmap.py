@@ -24,8 +24,9 @@ from jaxformer.training.parallel.strategy import PlannedParameters, Strategy, pl
 from jaxformer.training.state_arrays import to_arrays
 
 AXIS = "data"
-# Of one call and device on a CPU, a tenth of a second: the devices wait for each other after it.
-OPERATIONS_OF_EVALUATION = 2 * 10**10
+# Of one call and device on a CPU, a second or two; and rounds of a large model. After a call the
+# devices wait for each other, and the next one gets fresh memory, which takes time to clear.
+OPERATIONS_OF_EVALUATION, FEWEST_ROUNDS = 4 * 10**11, 2
 
 
 class PmapStrategy(Strategy):
@@ -107,7 +108,7 @@ class PmapStrategy(Strategy):
             return 1
         numbers = sum(math.prod(shape.shape) for shape in self.spec.shapes.values())
         operations = 2 * numbers * batch_size * self.spec.context_length
-        return max(1, OPERATIONS_OF_EVALUATION // operations)
+        return max(FEWEST_ROUNDS, OPERATIONS_OF_EVALUATION // operations)
 
     def _window_shape(self, count: int) -> tuple[int, ...]:
         return (len(self.devices), count // len(self.devices))
