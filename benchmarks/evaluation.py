@@ -78,7 +78,7 @@ def main() -> None:
 def fastest_batch(side: sides.Side, ids: np.ndarray, windows: tuple[np.ndarray, np.ndarray]) -> int:
     """Returns the batch size with which a side scores the windows fastest."""
     calls = {}
-    # Missing windows would be filled up.
+    # A larger batch than all windows would be filled up.
     for size in (size for size in BATCHES if size <= len(windows[0])):
 
         def call(size: int = size) -> None:

@@ -97,7 +97,7 @@ def test_they_can_be_turned_off(monkeypatch):
     assert not row_products.are_known.__wrapped__()
 
 
-# Of what ``SGEMM`` changes there is one.
+# ``SGEMM`` changes one source alone.
 SOURCES = [
     pytest.param(source, options, id=f"{source.stem}{''.join(options)}")
     for source in sorted(custom_calls.FOLDER.glob("*.c"))

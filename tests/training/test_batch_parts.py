@@ -13,6 +13,7 @@ from jaxformer.execution.seeds import seed_key
 from jaxformer.execution.sharding import layout
 from jaxformer.train_step import TrainState, train_step
 from jaxformer.training.parallel import pmap
+from jaxformer.training.parallel import strategy as strategies
 from tests.support.meshes import (
     IDS,
     LENGTH,
@@ -98,6 +99,16 @@ def test_only_a_cpu_outside_a_mesh_computes_in_parts():
         assert count_parts(64, 256) == 1
     with layout(object()):
         assert count_parts(64, 256) == 1
+
+
+def test_a_part_of_an_evaluation_has_as_many_tokens_as_suit_it(monkeypatch):
+    evaluating = make(LLAMA, (2, None, None))
+    assert evaluating.evaluation_batch_size == 2 * (strategies.CPU_EVALUATION_TOKENS // LENGTH)
+    widest = max(max(x.shape) for x in evaluating.spec.shapes.values())
+    monkeypatch.setattr(strategies, "LOGITS_AT_ONCE", 4 * widest * 3 * LENGTH)
+    assert evaluating.evaluation_batch_size == 2 * 3
+    monkeypatch.setattr(strategies, "LOGITS_AT_ONCE", 1)
+    assert evaluating.evaluation_batch_size == 2
 
 
 @pytest.mark.parametrize(("most", "rounds"), [(1, 2), (3, 2), (100, 4)])
