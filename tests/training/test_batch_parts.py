@@ -109,6 +109,8 @@ def test_a_part_of_an_evaluation_has_as_many_tokens_as_suit_it(monkeypatch):
     assert evaluating.evaluation_batch_size == 2 * 3
     monkeypatch.setattr(strategies, "LOGITS_AT_ONCE", 1)
     assert evaluating.evaluation_batch_size == 2
+    assert make(LLAMA, ONE).evaluation_batch_size == 2
+    assert make(LLAMA, (2, 2, 1)).evaluation_batch_size == 1, "a mesh cuts no round"
 
 
 @pytest.mark.parametrize(("most", "rounds"), [(1, 2), (3, 2), (100, 4)])

@@ -18,6 +18,7 @@ from jaxformer.checkpoints import Arrays
 from jaxformer.execution.all_reduce import sum_over
 from jaxformer.execution.delayed_draws import draw_arrays
 from jaxformer.train_step import TrainState
+from jaxformer.training.parallel.device_loop import PARTS_ON_CPU
 from jaxformer.training.parallel.devices import check_batch_size
 from jaxformer.training.parallel.step_spec import StepSpec
 from jaxformer.training.parallel.strategy import PlannedParameters, Strategy, place_array
@@ -41,6 +42,8 @@ class PmapStrategy(Strategy):
     Raises:
         DeviceError: the batch does not divide over the devices and micro-batches.
     """
+
+    _parts_on_cpu = PARTS_ON_CPU
 
     def __init__(self, spec: StepSpec, devices: Sequence[jax.Device] | None = None):
         devices = list(jax.local_devices() if devices is None else devices)

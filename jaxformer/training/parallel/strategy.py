@@ -62,6 +62,8 @@ class Strategy(abc.ABC):
     # (state, tokens, starts, count) and (parameters, tokens, starts, mask), compiled for devices.
     _steps: Any
     _evaluate: Any
+    # Into how many parts a CPU cuts a round of an evaluation; see ``DeviceLoop``.
+    _parts_on_cpu = 1
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Strategy(abc.ABC):
         # More logits than fit would be made in a loop, which takes longer.
         widest = max(max(x.shape, default=1) for x in self.spec.shapes.values())
         tokens = min(CPU_EVALUATION_TOKENS, LOGITS_AT_ONCE // (4 * widest))
-        return PARTS_ON_CPU * max(1, tokens // self.spec.context_length)
+        return self._parts_on_cpu * max(1, tokens // self.spec.context_length)
 
     @abc.abstractmethod
     def place(self, tree: Any) -> Any:
