@@ -18,8 +18,14 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxformer.execution.called_products import product
-from jaxformer.hardware import activation_calls, attention_call, loss_calls, norm_calls
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware import (
+    activation_calls,
+    attention_call,
+    custom_calls,
+    loss_calls,
+    norm_calls,
+)
+from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
 from jaxformer.hardware.matrix_products import (
     LIBRARIES,
     Library,
@@ -44,6 +50,11 @@ CLEAR_GAIN, CLEAR_TURNS = 1.2, 3
 LARGEST_SHAPE = 2048, 1024, 4096
 # Products of a feed-forward in a turn, so that a turn is longer than what starts it.
 OPERATIONS_IN_TURN = 1e9
+# Sources of custom calls, from the one that takes longest to build.
+BUILT_BESIDES = (
+    attention_call.BACK_NAME, attention_call.NAME, norm_calls.NAME, activation_calls.NAME,
+    loss_calls.NAME,
+)  # fmt: skip
 # torch's are Intel's, which use less of the processors of others. To load them takes a while.
 _LIBRARIES: tuple[Library, ...] = LIBRARIES if is_intel() else ("jaxformer",)
 # How many times as fast as XLA's the products of each library are.
@@ -134,15 +145,13 @@ def _measure_gains(
         multiply = functools.partial(product, library)
         return prepare(multiply) if are_registered(library) else None
 
-    # Programs are compiled while a C compiler builds what others call.
-    with concurrent.futures.ThreadPoolExecutor(1 + len(libraries), "products") as threads:
+    # Programs are compiled while a C compiler builds what others call, and what a run with called
+    # products needs besides.
+    besides = () if custom_calls.are_off() else BUILT_BESIDES
+    with concurrent.futures.ThreadPoolExecutor(2 + len(libraries), "products") as threads:
+        for name in besides:
+            threads.submit(custom_calls.load, name, FAST_OPTIONS)
         call_of_xla = threads.submit(prepare, jnp.matmul)
-        # What a run with called products needs besides.
-        for known in (
-            norm_calls.are_known, activation_calls.are_known, attention_call.is_known,
-            loss_calls.are_known,
-        ):  # fmt: skip
-            threads.submit(known)
         prepared = list(threads.map(prepare_library, libraries))
     found = zip(libraries, prepared, strict=True)
     calls = {library: call for library, call in found if call is not None}
