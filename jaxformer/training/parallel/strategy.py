@@ -111,7 +111,8 @@ class Strategy(abc.ABC):
             return self.spec.eval_batch_size
         if self.devices[0].platform != "cpu":
             return max(1, EVALUATION_TOKENS // self.spec.context_length)
-        # More logits than fit would be made in a loop, which takes longer.
+        # More logits, in float32, would be made in a loop, which takes longer. A vocabulary that is
+        # large enough for that is the largest dimension of all.
         widest = max(max(x.shape, default=1) for x in self.spec.shapes.values())
         tokens = min(CPU_EVALUATION_TOKENS, LOGITS_AT_ONCE // (4 * widest))
         return self._parts_on_cpu * max(1, tokens // self.spec.context_length)
