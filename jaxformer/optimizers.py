@@ -3,14 +3,16 @@
 Their formulas are optax's. Each has a setting's name in ``config_optimizers.OPTIMIZERS``.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import OptimizerConfig
+from jaxformer.execution import called_updates
 from jaxformer.execution.gpu_shapes import total
 from jaxformer.parameters import Parameters
 
@@ -67,6 +69,8 @@ def hidden_matrices(parameters: Parameters) -> dict[str, bool]:
 
 def global_norm(gradients: Parameters) -> Float[Array, ""]:
     """Returns sqrt(Σ g²) over every element of every gradient."""
+    if called_updates.fit(gradients):
+        return jnp.sqrt(called_updates.sum_squares(gradients))
     return jnp.sqrt(total([jnp.square(g) for g in jax.tree.leaves(gradients)]))
 
 
@@ -79,10 +83,14 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     def update(
         gradients: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
-        scale = jnp.minimum(1, max_norm / (global_norm(gradients) + 1e-6))
+        scale = _clipping_scale(max_norm, global_norm(gradients))
         return jax.tree.map(lambda g: g * scale, gradients), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _clipping_scale(max_norm: float, norm: Float[Array, ""]) -> Float[Array, ""]:
+    return jnp.minimum(1, max_norm / (norm + 1e-6))
 
 
 class _MuonState(NamedTuple):
@@ -247,3 +255,64 @@ def _sgd(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 _UPDATES = {"adamw": _adamw, "muon": _muon, "lion": _lion, "adafactor": _adafactor, "sgd": _sgd}
+
+
+def update_parameters(
+    config: OptimizerConfig,
+    parameters: Parameters,
+    gradients: Parameters,
+    state: optax.OptState,
+    *,
+    norm: Float[Array, ""],
+    is_wanted: Bool[Array, ""] | None = None,
+) -> tuple[Parameters, optax.OptState]:
+    """Returns parameters and the optimizer's state after one update.
+
+    Args:
+        config: the optimizer's settings.
+        parameters: those that are trained, by path.
+        gradients: of the same paths.
+        state: of ``make_optimizer``.
+        norm: ``global_norm`` of the gradients.
+        is_wanted: where it is False, all stays as it was; None is True.
+    """
+    if config.optimizer == "adamw" and config.ema is None and called_updates.fit(parameters):
+        return _update_by_call(config, parameters, gradients, state, norm, is_wanted)
+    updates, changed_state = make_optimizer(config).update(gradients, state, parameters)
+    changed: Any = optax.apply_updates(parameters, updates), changed_state
+    if is_wanted is not None:
+        # A choice element by element fuses with the update; ``lax.cond`` copies the state.
+        changed = jax.tree.map(
+            functools.partial(jnp.where, is_wanted), changed, (parameters, state)
+        )
+    return changed
+
+
+def _update_by_call(
+    config: OptimizerConfig,
+    parameters: Parameters,
+    gradients: Parameters,
+    state: optax.OptState,
+    norm: Array,
+    is_wanted: Array | None,
+) -> tuple[Parameters, optax.OptState]:
+    """Does what ``_adamw`` does of clipped gradients, by one custom call."""
+    moments = called_updates.Moments(*(optax.tree_utils.tree_get(state, n) for n in ("mu", "nu")))
+    # There is one of the moments and one of the schedule, which are the same.
+    count = optax.tree_utils.tree_get_all_with_path(state, "count")[0][1]
+    is_wanted = jnp.bool_(True) if is_wanted is None else is_wanted
+    scale = jnp.float32(1) if config.clip_norm is None else _clipping_scale(config.clip_norm, norm)
+    decays = {name: config.weight_decay * does for name, does in decay_mask(parameters).items()}
+    changed, moments = called_updates.adamw(
+        parameters,
+        gradients,
+        moments,
+        decays=decays,
+        changing=(scale, learning_rate(config, count), count + 1),
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        is_wanted=is_wanted,
+    )
+    count = jnp.where(is_wanted, optax.safe_increment(count), count)
+    state = optax.tree_utils.tree_set(state, mu=moments.mu, nu=moments.nu, count=count)
+    return changed, state

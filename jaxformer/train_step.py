@@ -22,7 +22,7 @@ from jaxformer.experts import balance_loss
 from jaxformer.layers import seed_dropout
 from jaxformer.losses import token_losses
 from jaxformer.masks import document_mask, document_positions
-from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
+from jaxformer.optimizers import global_norm, learning_rate, make_optimizer, update_parameters
 from jaxformer.parameters import Parameters, cast_parameters, merge
 from jaxformer.transformer_lm import TransformerLM
 
@@ -103,14 +103,53 @@ def train_step(
     batch: tuple[Int[Array, "A B T"], ...],
     key: Array | None,
     *,
+    optimizer: OptimizerConfig,
+    **settings: Any,
+) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+    """Makes one update from the gradients of A micro-batches, averaged.
+
+    Arguments are those of ``average_gradients``. Returns the state after the step, and the metrics.
+    """
+    gradients, metrics = average_gradients(state, batch, key, optimizer=optimizer, **settings)
+    return update_state(state, gradients, metrics["grad_norm"], optimizer), metrics
+
+
+def update_state(
+    state: TrainState,
+    gradients: Parameters,
+    norm: Float[Array, ""],
+    optimizer: OptimizerConfig,
+    is_wanted: Bool[Array, ""] | None = None,
+) -> TrainState:
+    """Returns the state after an update with these gradients, of which ``norm`` is that of all.
+
+    Where ``is_wanted`` is False the state stays as it was; None is True.
+    """
+    changed, optimizer_state = update_parameters(
+        optimizer,
+        trained_parameters(state.parameters),
+        gradients,
+        state.optimizer_state,
+        norm=norm,
+        is_wanted=is_wanted,
+    )
+    made = 1 if is_wanted is None else is_wanted.astype(jnp.int32)
+    return TrainState({**state.parameters, **changed}, optimizer_state, state.step + made)
+
+
+def average_gradients(
+    state: TrainState,
+    batch: tuple[Int[Array, "A B T"], ...],
+    key: Array | None,
+    *,
     definition: Definition,
     optimizer: OptimizerConfig,
     compute_dtype: jnp.dtype | None = None,
     axis_name: str | None = None,
     masked: bool = False,
     narrow: Parameters | None = None,
-) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-    """Makes one update from the gradients of A micro-batches, averaged.
+) -> tuple[Parameters, dict[str, Float[Array, ""]]]:
+    """Returns the gradients of A micro-batches, averaged, of the parameters that are trained.
 
     Args:
         state: before the step.
@@ -127,7 +166,7 @@ def train_step(
         narrow: the parameters cast to ``compute_dtype``, from whoever has them already.
 
     Returns:
-        The state after the step, and ``train_loss`` (nats per token, with what z-loss, label
+        The gradients, and ``train_loss`` (nats per token, with what z-loss, label
         smoothing and balance loss make of it), ``grad_norm`` (before clipping) and
         ``learning_rate``; with ``noise_scale`` also ``part_grad_norm``, the root of the mean square
         of the norms of the gradients of each micro-batch on each device.
@@ -203,9 +242,6 @@ def train_step(
         parts = (value, _compute_wide(gradients), square)
         value, gradients, square = mean_over(parts, axis_name)
 
-    updates, optimizer_state = make_optimizer(optimizer).update(
-        gradients, state.optimizer_state, trained
-    )
     metrics = {
         "train_loss": value,
         "grad_norm": global_norm(gradients),
@@ -213,9 +249,7 @@ def train_step(
     }
     if square is not None:
         metrics["part_grad_norm"] = jnp.sqrt(square)
-    changed: Any = optax.apply_updates(trained, updates)
-    parameters = {**state.parameters, **changed}
-    return TrainState(parameters, optimizer_state, state.step + 1), metrics
+    return gradients, metrics
 
 
 def _add_parts(

@@ -33,6 +33,7 @@ from jaxformer.training.presets import (
     check_tokenizer,
     fit_vocabulary,
 )
+from jaxformer.training.product_conditions import build_what_is_called
 from jaxformer.training.run_arguments import check_companions, check_effects, training_effects
 
 if TYPE_CHECKING:
@@ -224,6 +225,8 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
         check_tokenizer(preset, config)
         if peek(arguments, "--vocab-size") is None and options.config_file is None:
             config = fit_vocabulary(preset, config)
+
+    build_what_is_called(config)
 
     from jaxformer.hardware.memory import without_collection
     from jaxformer.porting.data import load_data

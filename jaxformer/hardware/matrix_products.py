@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 import jax
 
-from jaxformer.hardware import custom_calls, torch_library
-from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
+from jaxformer.hardware import custom_call_builds, custom_calls, torch_library
+from jaxformer.hardware.custom_call_builds import UnavailableError, fast_options
 
 # Whose products custom calls are.
 Library = Literal["jaxformer", "torch"]
@@ -26,7 +26,7 @@ GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = _GROUP_FORMS = (
 _FORMS = _MATRIX_FORMS + _HEAD_FORMS + _GROUP_FORMS
 NAME = "matrix_products"
 # How the source is built, from what is best to what every compiler takes.
-_OPTIONS = {"jaxformer": FAST_OPTIONS, "torch": (("-O2", "-DSGEMM"),)}
+_OPTIONS = {"jaxformer": fast_options(NAME), "torch": (("-O2", "-DSGEMM"),)}
 
 
 def named_library(name: str) -> Library | None:
@@ -52,9 +52,9 @@ def check_products(library: Library) -> None:
     """
     if library == "torch":
         torch_library.torch_version()
-    elif custom_calls.are_off():
-        raise UnavailableError(f"{custom_calls.SWITCH} is {custom_calls.OFF}")
-    custom_calls.check(NAME, _OPTIONS[library])
+    elif custom_call_builds.are_off():
+        raise UnavailableError(f"{custom_call_builds.SWITCH} is {custom_call_builds.OFF}")
+    custom_call_builds.check(NAME, _OPTIONS[library])
 
 
 @functools.cache

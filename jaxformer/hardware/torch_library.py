@@ -9,7 +9,7 @@ import importlib.util
 from importlib import metadata
 from pathlib import Path
 
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_call_builds import UnavailableError
 
 
 def torch_version() -> str:

@@ -61,6 +61,18 @@ static inline Vector larger(Vector a, Vector b) {
 #endif
 }
 
+// Returns the square root of each number.
+static inline Vector root(Vector x) {
+#ifdef __AVX__
+  Vector found;
+  __asm__("vsqrtps %1, %0" : "=v"(found) : "v"(x));
+  return found;
+#else
+  for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
 // Returns the sum of the numbers.
 static inline float total(Vector x) {
   Four sum = {0};

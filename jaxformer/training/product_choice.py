@@ -18,14 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxformer.execution.called_products import product
-from jaxformer.hardware import (
-    activation_calls,
-    attention_call,
-    custom_calls,
-    loss_calls,
-    norm_calls,
-)
-from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
+from jaxformer.hardware import custom_call_builds, custom_calls
+from jaxformer.hardware.custom_call_builds import OF_A_STEP, UnavailableError, fast_options
 from jaxformer.hardware.matrix_products import (
     LIBRARIES,
     Library,
@@ -50,13 +44,11 @@ CLEAR_GAIN, CLEAR_TURNS = 1.2, 3
 LARGEST_SHAPE = 2048, 1024, 4096
 # Products of a feed-forward in a turn, so that a turn is longer than what starts it.
 OPERATIONS_IN_TURN = 1e9
-# Sources of custom calls, from the one that takes longest to build.
-BUILT_BESIDES = (
-    attention_call.BACK_NAME, attention_call.NAME, norm_calls.NAME, activation_calls.NAME,
-    loss_calls.NAME,
-)  # fmt: skip
-# torch's are Intel's, which use less of the processors of others. To load them takes a while.
+# torch's are Intel's, which use less of the processors of others.
 _LIBRARIES: tuple[Library, ...] = LIBRARIES if is_intel() else ("jaxformer",)
+# Narrower products of jaxformer's are as fast as torch's, within 2 %; and to load torch's library,
+# and to compile what is timed with it, takes half a second. D of a feed-forward.
+LEAST_WIDTH_OF_TORCH = 768
 # How many times as fast as XLA's the products of each library are.
 Gains = Mapping[Library, float]
 
@@ -79,6 +71,8 @@ def fastest_library(
     available = [library for library in _LIBRARIES if _is_available(library)]
     if not available:
         return None
+    if "jaxformer" in available and inputs < LEAST_WIDTH_OF_TORCH:
+        available = ["jaxformer"]
     gains = _gains_here(available, (rows, inputs, outputs), devices)
     fastest = max(gains, key=lambda library: gains[library], default=None)
     if fastest is None or gains[fastest] < LEAST_GAIN or not are_registered(fastest):
@@ -147,10 +141,10 @@ def _measure_gains(
 
     # Programs are compiled while a C compiler builds what others call, and what a run with called
     # products needs besides.
-    besides = () if custom_calls.are_off() else BUILT_BESIDES
+    besides = () if custom_call_builds.are_off() else OF_A_STEP
     with concurrent.futures.ThreadPoolExecutor(2 + len(libraries), "products") as threads:
         for name in besides:
-            threads.submit(custom_calls.load, name, FAST_OPTIONS)
+            threads.submit(custom_calls.load, name, fast_options(name))
         call_of_xla = threads.submit(prepare, jnp.matmul)
         prepared = list(threads.map(prepare_library, libraries))
     found = zip(libraries, prepared, strict=True)

@@ -7,13 +7,11 @@ import jax
 
 from jaxformer.errors import Setting, UsageError
 from jaxformer.execution.cores import count_cores
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_call_builds import UnavailableError
 from jaxformer.hardware.matrix_products import Library, named_library, register_products
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.product_choice import fastest_library
-
-# Of a product in a feed-forward. A run with smaller ones is over soon, whatever computes them.
-FEWEST_OPERATIONS = 1e7
+from jaxformer.training.product_conditions import is_worthwhile, why_not_called
 
 
 def choose_products(
@@ -52,10 +50,10 @@ def _fastest(config: TrainConfig, devices: Sequence[jax.Device]) -> Library | No
     # Devices beyond the cores only look like many, and wait for each other.
     if _not_for_run(config, devices) or len(devices) > count_cores():
         return None
+    if not is_worthwhile(config, len(devices)):
+        return None
     rows = config.batch_size // config.accumulation // len(devices) * config.window
     model = config.model
-    if 2 * rows * model.d_model * model.feed_forward_width < FEWEST_OPERATIONS:
-        return None
     return fastest_library(rows, model.d_model, model.feed_forward_width, devices)
 
 
@@ -74,10 +72,9 @@ def _why_not(library: Library, config: TrainConfig, devices: Sequence[jax.Device
 def _not_for_run(config: TrainConfig, devices: Sequence[jax.Device]) -> str | None:
     if devices[0].platform != "cpu":
         return "are for CPUs"
-    if config.dtype != "float32":
-        return f"are float32, and dtype is {config.dtype}"
-    if config.strategy == "mesh":
-        return "cannot be divided over a mesh"
+    reason = why_not_called(config)
+    if reason is not None:
+        return reason
     if jax.process_count() > 1:
         return "are for a single process"
     return None

@@ -22,7 +22,7 @@ from jaxformer.execution.called_products import (
 )
 from jaxformer.execution.sharding import layout
 from jaxformer.hardware import matrix_products, torch_library
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_call_builds import UnavailableError
 from jaxformer.hardware.matrix_products import LIBRARIES, check_products, register_products
 from tests.support.narrow_calls import register_narrow
 

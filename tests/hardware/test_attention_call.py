@@ -23,14 +23,14 @@ from jaxformer.hardware.attention_call import (
     FORWARD,
     NAME,
 )
-from jaxformer.hardware.custom_calls import FAST_OPTIONS, UnavailableError
+from jaxformer.hardware.custom_call_builds import UnavailableError, fast_options
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask
 from tests.support.narrow_calls import BUILDS, register_narrow
 
 try:
     for name in (NAME, BACK_NAME):
-        custom_calls.load(name, FAST_OPTIONS)
+        custom_calls.load(name, fast_options(name))
     MISSING = ""
 except UnavailableError as error:
     MISSING = str(error)

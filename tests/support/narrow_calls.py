@@ -7,16 +7,17 @@ from types import ModuleType
 import pytest
 
 from jaxformer.hardware import custom_calls
+from jaxformer.hardware.custom_call_builds import UnavailableError, fast_options
 
 BUILDS = ("this processor", "narrower registers")
 
 
 @functools.cache
 def _register(name: str, targets: tuple[str, ...], functions: tuple[str, ...]) -> bool:
-    options = [*custom_calls.FAST_OPTIONS[0], "-mno-avx512f", "-w"]
+    options = [*fast_options(name)[0], "-mno-avx512f", "-w"]
     try:
         library = custom_calls.load(name, [options])
-    except custom_calls.UnavailableError:
+    except UnavailableError:
         return False
     custom_calls.register(library, dict(zip(targets, functions, strict=True)))
     return True

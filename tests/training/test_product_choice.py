@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_call_builds import UnavailableError
 from jaxformer.hardware.matrix_products import LIBRARIES
 from jaxformer.training import product_choice
 from jaxformer.training.product_choice import (
@@ -33,6 +33,7 @@ def available(monkeypatch, tmp_path):
     """Whose products can be used here, with an empty cache; to be changed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(product_choice, "_LIBRARIES", LIBRARIES)
+    monkeypatch.setattr(product_choice, "LEAST_WIDTH_OF_TORCH", 1)
     monkeypatch.setattr(product_choice, "torch_version", lambda: "1.0")
     found = [*LIBRARIES]
 
@@ -196,6 +197,16 @@ def test_torchs_are_tried_on_intels_processors_alone(measured, monkeypatch):
     monkeypatch.setattr(product_choice, "_LIBRARIES", ("jaxformer",))
     assert choose() == "jaxformer"
     assert measured == [(["jaxformer"], SHAPE)]
+
+
+def test_torchs_are_not_tried_where_jaxformers_are_as_fast(measured, available, monkeypatch):
+    monkeypatch.setattr(product_choice, "LEAST_WIDTH_OF_TORCH", 16)
+    assert choose() == "torch"
+    narrow = (64, 15, 48)
+    assert choose(narrow) == "jaxformer"
+    assert measured == [(ALL, SHAPE), (["jaxformer"], narrow)]
+    available.remove("jaxformer")
+    assert choose(narrow) == "torch"
 
 
 @pytest.mark.skipif("jaxformer" in MISSING, reason="no C compiler")

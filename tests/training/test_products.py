@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UsageError
-from jaxformer.hardware.custom_calls import UnavailableError
+from jaxformer.hardware.custom_call_builds import UnavailableError
 from jaxformer.training import products
 from jaxformer.training.presets import nano
 from jaxformer.training.products import choose_products

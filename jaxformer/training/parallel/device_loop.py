@@ -15,7 +15,7 @@ from jaxformer.execution.called_attention import without_gradients
 from jaxformer.execution.called_products import products_of
 from jaxformer.execution.sharding import current_layout
 from jaxformer.parameters import Parameters, cast_parameters
-from jaxformer.train_step import TrainState, evaluation_step, train_step
+from jaxformer.train_step import TrainState, average_gradients, evaluation_step, update_state
 from jaxformer.training.parallel.step_spec import StepSpec
 
 # Of an evaluation's windows. With 4 it was another 2 to 3 % faster, and compiled for half a second
@@ -57,10 +57,11 @@ class DeviceLoop:
         Returns:
             The next state, the metrics of each step, and how many were made, that one included.
         """
-        step = functools.partial(
-            train_step,
+        optimizer = self.spec.optimizer
+        differentiate = functools.partial(
+            average_gradients,
             definition=self.spec.definition,
-            optimizer=self.spec.optimizer,
+            optimizer=optimizer,
             compute_dtype=self.spec.compute_dtype,
             axis_name=self.axis_name,
             masked=self.spec.row != "ids",
@@ -80,10 +81,10 @@ class DeviceLoop:
             key = None if self.key is None else jax.random.fold_in(self.key, state.step)
             batch = self._batch(tokens, starts[index])
             with products_of(self.spec.products):
-                after, metrics = step(state, batch, key, narrow=narrow)
-            finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(metrics["grad_norm"])
-            # A choice element by element fuses with the update; ``lax.cond`` copies the state.
-            state = jax.tree.map(functools.partial(jnp.where, finite), after, state)
+                gradients, metrics = differentiate(state, batch, key, narrow=narrow)
+                norm = metrics["grad_norm"]
+                finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(norm)
+                state = update_state(state, gradients, norm, optimizer, is_wanted=finite)
             history = {k: v.at[index].set(metrics[k]) for k, v in history.items()}
             state = self.constrain(state)
             return state, cast(state.parameters), history, index + 1, finite
