@@ -17,6 +17,12 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def nothing_built_ahead(monkeypatch):
+    """No compiler works beside other tests; the test of a whole command lets it."""
+    monkeypatch.setattr("jaxformer.training.product_conditions.build_ahead", lambda names: None)
+
+
+@pytest.fixture(autouse=True)
 def no_curves(request, monkeypatch):
     """Runs of a test draw no curves, a quarter of a small one's time, unless it is about them."""
     if request.node.get_closest_marker("curves") is None:

@@ -1,6 +1,8 @@
 """What is built while JAX is imported: what a run may call, and nothing for one that calls none."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -45,3 +47,21 @@ def test_nothing_is_built_for_a_gpu(begun, monkeypatch):
     monkeypatch.setattr(product_conditions, "has_driver", lambda: True)
     build_what_is_called(NANO)
     assert begun == []
+
+
+COMMAND = """
+import sys
+import jaxformer.cli.train as command
+
+def note(config):
+    print(config.products, config.model.d_model, "jax" in sys.modules)
+    sys.exit()
+
+command.build_what_is_called = note
+command.run(["--preset", "nano", "--d-model", "160"])
+"""
+
+
+def test_a_command_begins_once_its_arguments_are_known_and_before_jax_is_imported():
+    done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("auto 160 False\n", "")
