@@ -6,8 +6,9 @@
 it (warm), and is timed until its first line of metrics is written. torch_ref's script imports,
 reads the corpus, builds the model and makes one step, eager and under ``torch.compile``, whose own
 cache is cold or warm in the same way. Files of the system's page cache stay where they are.
-One more process a turn does the same in stages, and shows where the time is spent. On a CPU the
-step is compiled while the model is made, so that "compile" is what is left of it.
+One more process a turn does the same in stages, and shows where the time is spent. On a CPU a
+C compiler works from the first import on, and the step is compiled while the model is made, so that
+"products" and "compile" are what is left of them.
 """
 
 import argparse
@@ -114,7 +115,10 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     """Does what ``train.py`` does up to its first step, and times each stage."""
     stage = _Stages()
     from jaxformer.hardware.memory import without_collection
+    from jaxformer.training.presets import PRESETS
+    from jaxformer.training.product_conditions import build_what_is_called
 
+    build_what_is_called(PRESETS[arguments.preset]())
     with without_collection(all_stays=True):
         import numpy as np
 
@@ -126,7 +130,6 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
         from jaxformer.training.initial_state import plan_parameters
         from jaxformer.training.parallel import StepSpec, make_strategy
         from jaxformer.training.parallel.devices import choose_devices
-        from jaxformer.training.presets import PRESETS
         from jaxformer.training.products import choose_products
 
     stage.done("imports")
