@@ -183,6 +183,8 @@ def _start_processes(arguments: Sequence[str], settings: ProcessSettings) -> int
 
 def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"]:
     """Returns the options, the run's folder and the experiment that the arguments define."""
+    from jaxformer.distributed import processes
+
     preset, out = preset_name(arguments), run_folder(arguments)
     resume = "--resume" in arguments
     source = peek(arguments, "--init-from")
@@ -226,7 +228,8 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
         if peek(arguments, "--vocab-size") is None and options.config_file is None:
             config = fit_vocabulary(preset, config)
 
-    build_what_is_called(config)
+    if processes.count() == 1:
+        build_what_is_called(config)
 
     from jaxformer.hardware.memory import without_collection
     from jaxformer.porting.data import load_data

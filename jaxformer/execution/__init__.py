@@ -19,6 +19,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``called_norms``: norms as custom calls, where products are.
 - ``called_activations``: GELU as a custom call, where products are.
 - ``called_losses``: the cross-entropy of many classes as a custom call, where products are.
+- ``called_updates``: AdamW of all parameters as one custom call, where products are.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
 - ``float_calls``: custom calls whose results are arrays of float32.
 - ``added_rows``: rows that are added to each text, with a quick sum as their gradient.

@@ -8,6 +8,8 @@ order:
   ``run_arguments``: which of them go together.
 - ``experiment``: settings completed by the corpus, token ids, and what the run starts from;
   ``data``: what of folders of tokens is trained on and validated with.
+- ``products``: whose products a run on a CPU has, measured by ``product_choice``;
+  ``product_conditions``: which settings allow it, and what is built meanwhile, free of JAX.
 - ``startup``: checks (``memory``, ``resume_checks``), the strategy, the first or restored state.
 - ``run_folder``: the lock and the settings on disk; ``state_arrays``: a state as a checkpoint.
 - ``loop``: steps, evaluations and checkpoints, planned by ``step_scheduler``; ``batches`` gives the
