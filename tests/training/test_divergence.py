@@ -16,6 +16,7 @@ from jaxformer.parameters import split
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel import MeshStrategy, PmapStrategy, StepSpec
 from jaxformer.transformer_lm import TransformerLM
+from tests.execution.test_called_products import MISSING
 from tests.support.tiers import full_after
 from tests.support.tiny import TEXT, losses, resume, snapshot, steps, train
 
@@ -66,11 +67,20 @@ def test_a_state_that_is_not_finite_is_not_saved(text, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    "strategy", full_after(1, [PmapStrategy, functools.partial(MeshStrategy, fsdp=2)])
-)
-def test_the_device_loop_stops_before_the_update(strategy):
+# With jaxformer's products a custom call makes the update.
+LOOPS = {
+    "pmap": (PmapStrategy, None),
+    "custom calls": (PmapStrategy, "jaxformer"),
+    "mesh": (functools.partial(MeshStrategy, fsdp=2), None),
+}
+
+
+@pytest.mark.parametrize("loop", full_after(2, LOOPS))
+def test_the_device_loop_stops_before_the_update(loop):
     """Token 4 stands at one place of the corpus, and its embedding is infinite."""
+    strategy, products = LOOPS[loop]
+    if products and products in MISSING:
+        pytest.skip("no C compiler")
     config = TransformerLMConfig(
         vocab_size=5,
         num_layers=1,
@@ -92,6 +102,7 @@ def test_the_device_loop_stops_before_the_update(strategy):
         batch_size=2,
         context_length=3,
         uses_dropout=False,
+        products=products,
     )
     parallel = strategy(spec, jax.local_devices()[:2])
 
