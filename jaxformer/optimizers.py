@@ -69,7 +69,7 @@ def hidden_matrices(parameters: Parameters) -> dict[str, bool]:
 
 def global_norm(gradients: Parameters) -> Float[Array, ""]:
     """Returns sqrt(Σ g²) over every element of every gradient."""
-    if called_updates.fit(gradients):
+    if called_updates.fits(gradients):
         return jnp.sqrt(called_updates.sum_squares(gradients))
     return jnp.sqrt(total([jnp.square(g) for g in jax.tree.leaves(gradients)]))
 
@@ -276,7 +276,7 @@ def update_parameters(
         norm: ``global_norm`` of the gradients.
         is_wanted: where it is False, all stays as it was; None is True.
     """
-    if config.optimizer == "adamw" and config.ema is None and called_updates.fit(parameters):
+    if config.optimizer == "adamw" and config.ema is None and called_updates.fits(parameters):
         return _update_by_call(config, parameters, gradients, state, norm, is_wanted)
     updates, changed_state = make_optimizer(config).update(gradients, state, parameters)
     changed: Any = optax.apply_updates(parameters, updates), changed_state

@@ -28,14 +28,14 @@ class Moments(NamedTuple):
     nu: Arrays
 
 
-def fit(arrays: Arrays) -> bool:
+def fits(arrays: Arrays) -> bool:
     """Returns whether a custom call is to compute something of all these arrays, and can."""
     wanted = bool(arrays) and wanted_library(*arrays.values()) is not None
     return wanted and update_calls.are_known()
 
 
 def sum_squares(arrays: Arrays) -> Float[Array, ""]:
-    """Returns Σ x² over every element of arrays that ``fit``, in float32."""
+    """Returns Σ x² over every element of arrays that ``fits`` accepts, in float32."""
     return call_for_floats(update_calls.SUM_SQUARES, [()], *arrays.values())[0]
 
 
@@ -57,7 +57,7 @@ def adamw(
         x = x - rate (m / (1 - β₁ᵗ) / (sqrt(v / (1 - β₂ᵗ)) + eps) + decay x).
 
     Args:
-        parameters: x, arrays that ``fit``, by path.
+        parameters: x, arrays that ``fits`` accepts, by path.
         gradients: of the same paths, as the moments.
         moments: m and v.
         decays: by path.

@@ -20,9 +20,8 @@ COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-std=c11", "-fPIC", "-shared")
 # For this processor, with a product and a sum as one instruction.
 _FAST = ("-march=native", "-ffp-contract=fast")
-# The gradients of attention are as fast with the other, and are built in half the time.
-_LEVEL, _LEVEL_OF_LONG = "-O3", "-O2"
-_LONG = ("attention_back_call",)
+# The gradients of attention are as fast at a lower level, and are built in half the time.
+_LEVEL, _OTHER_LEVELS = "-O3", {"attention_back_call": "-O2"}
 # GCC's, which other compilers and old ones do not know. For AMD's processors it leaves some
 # products and sums two instructions, so that a sum depended on the shape around it. And how fast
 # the loop of a product is depends on where in a cache line it begins, by up to 4 %.
@@ -52,7 +51,7 @@ def are_off() -> bool:
 
 def fast_options(name: str) -> tuple[Sequence[str], ...]:
     """Returns the compiler's options for this processor: first the better, for those that fail."""
-    fast = (_LEVEL_OF_LONG if name in _LONG else _LEVEL, *_FAST)
+    fast = (_OTHER_LEVELS.get(name, _LEVEL), *_FAST)
     return (*fast, *_OF_GCC), fast
 
 

@@ -17,9 +17,14 @@ def why_not_called(config: TrainConfig) -> str | None:
     return None
 
 
+def rows_of_products(config: TrainConfig, devices: int) -> int:
+    """Returns how many rows the products of a micro-batch have on each of so many devices."""
+    return config.batch_size // config.accumulation // devices * config.window
+
+
 def is_worthwhile(config: TrainConfig, devices: int) -> bool:
     """Returns whether a run on so many CPU devices takes long enough to measure its products."""
-    rows = config.batch_size // config.accumulation // devices * config.window
+    rows = rows_of_products(config, devices)
     model = config.model
     return 2 * rows * model.d_model * model.feed_forward_width >= FEWEST_OPERATIONS
 

@@ -11,7 +11,7 @@ from jaxformer.hardware.custom_call_builds import UnavailableError
 from jaxformer.hardware.matrix_products import Library, named_library, register_products
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.product_choice import fastest_library
-from jaxformer.training.product_conditions import is_worthwhile, why_not_called
+from jaxformer.training.product_conditions import is_worthwhile, rows_of_products, why_not_called
 
 
 def choose_products(
@@ -52,7 +52,7 @@ def _fastest(config: TrainConfig, devices: Sequence[jax.Device]) -> Library | No
         return None
     if not is_worthwhile(config, len(devices)):
         return None
-    rows = config.batch_size // config.accumulation // len(devices) * config.window
+    rows = rows_of_products(config, len(devices))
     model = config.model
     return fastest_library(rows, model.d_model, model.feed_forward_width, devices)
 
