@@ -9,6 +9,9 @@ docs/reference/exit_codes.md lists exit codes.
   a run that has not begun.
 - ``arguments``: reads arguments into options; ``starting``: what ``--init-from`` names;
   ``progress``: bars over bytes.
-- ``train``, ``tokenize``, ``sample``, ``port``, ``verify``, ``inspect``, ``plan``, ``completions``:
-  the commands; ``verify_code`` is ``verify`` for models that people's own code makes.
+- ``train``, ``tokenize``, ``sample``, ``port``, ``verify``, ``inspect``, ``plan``, ``runs``,
+  ``completions``: the commands.
+- ``sample_options`` and ``sample_models``: the options of ``sample``, and the models that it loads.
+- ``verify_code``: ``verify`` for models that people's own code makes; ``verify_outputs``: what
+  both write and print.
 """

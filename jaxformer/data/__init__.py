@@ -9,9 +9,8 @@ tokens first. The batches themselves are part of the mirror (``char_data``, ``to
 - ``encoding``: a text of any length to ids, piece by piece.
 - ``token_folders``: a folder of tokens as something to train on.
 - ``making``: a folder of tokens from its settings, of the ``sources`` that are read (``compressed``
-  ones too), by the
-  ``encoders`` that make ids, in the processes of ``tokenization``, as the ``shards`` that are
-  written.
+  ones too), by the ``encoders`` that make ids, in the processes of ``tokenization``, as the
+  ``shards`` that are written.
 - ``hub``: datasets of the Hugging Face hub, fetched if the user wants it.
 - ``chat``: a conversation as text, by the chat template beside a model; ``conversations``: records
   of prompts and answers, of which the answers count.

@@ -21,6 +21,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``called_losses``: the cross-entropy of many classes as a custom call, where products are.
 - ``called_updates``: AdamW of all parameters as one custom call, where products are.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
+- ``narrow_products``: products with weights of int8 or bfloat16, widened a block at a time.
 - ``float_calls``: custom calls whose results are arrays of float32.
 - ``added_rows``: rows that are added to each text, with a quick sum as their gradient.
 - ``batch_parts``: the parts of a batch that a CPU computes one after the other.

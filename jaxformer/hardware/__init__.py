@@ -22,5 +22,6 @@ come out.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.
 - ``nvidia_driver``: whether an NVIDIA GPU can be used, found before JAX looks.
 - ``user_folders``: the user's cache folder.
+- ``screen``: the terminal that a command prints to, whose reader may leave early.
 - ``units``: counts, sizes, times and rates as text.
 """

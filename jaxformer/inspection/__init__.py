@@ -7,6 +7,8 @@ draws them; matplotlib is imported only for pictures.
 - ``inspected_model``: the model that is looked into, and the text that it reads.
 - ``inspections``: the numbers of each inspection;  ``attention_maps``: of attention, and what a
   notebook shows of it;  ``expert_load``: of experts.
+- ``narrowing_cost``: what int8 or bfloat16 weights cost on a text.
 - ``pictures``: the picture of each inspection;  ``charts``, ``maps``: how they are drawn.
 - ``checkpoint_tree``: arrays, sizes, settings and origin of a checkpoint.
+- ``runs``: training runs side by side;  ``runs_table``: as tables in the terminal.
 """

@@ -16,6 +16,7 @@ array. PyTorch need not be installed to port files.
   ``targets`` chooses format and dialect, ``parameter_order`` says in which order a class has its
   parameters, ``writers`` writes each format, ``certificate`` records what was done.
 - ``peft``: adapters in PEFT's folders, and merged into weights.
+- ``model_types``: the model types of Hugging Face as a table, free of JAX.
 - ``formats/``: files. ``mapping/``: which array becomes which. ``dialects/``: one file a code base.
 """
 

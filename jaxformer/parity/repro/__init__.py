@@ -12,6 +12,7 @@ The script imports ``Repro``, which reads that folder and runs it.
 - ``contents``: runs the pair and collects what the folder holds.
 - ``rebuilding``: finds out whether the modules can be built from their settings.
 - ``modules``: builds modules, gives them weights, encodes their arguments.
+- ``calls``: records how modules are called, and runs one by itself.
 - ``runtime``: reads a folder and runs both modules.
 """
 

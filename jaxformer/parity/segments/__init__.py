@@ -8,7 +8,8 @@ In go the two tapes and their anchors. Out come divergences: segments of the can
 something else than the reference's between the same places.
 
 - ``walk``: goes through the candidate's tape from anchor to anchor.
-- ``requirements``: what is known of modules, held against the values on the way.
+- ``requirements``: what is known of modules, held against the values on the way;
+  ``weight_values``: what must be equal around two operators that read the same weight.
 - ``ends``, ``false_anchors``: where a wrong segment ends, and where it begins; ``equal_ends``:
   which of equal values is wrong.
 - ``factors``: two factors of a product that are wrong at once.

@@ -1,6 +1,8 @@
 """What the declarations of several families share.
 
 - ``hugging_face``: the adapter of a family of Hugging Face, its body and its heads.
+- ``hugging_face_images``: the adapter of a family that reads images.
+- ``task_heads``: classes that classify: a body and a head; ``labels``: the names of its classes.
 - ``halves``: encoders and decoders that have a class of their own.
 - ``stacks``: rules of stacks of blocks.
 - ``transformers_types``: what transformers declares of each model type: classes, defaults.
