@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxformer.execution import called_activations
+from jaxformer.execution import called_activations, called_feed_forward
 from jaxformer.layers import Dropout, Linear, in_float32, project, widen
 
 TANH_ROOT, BLOOM_ROOT = math.sqrt(2 / math.pi), 0.79788456
@@ -178,6 +178,11 @@ def multiply_gate(
     return (gate * jax.nn.sigmoid(slope * gate) * (up + 1)).astype(dtype)
 
 
+def _are_plain(*layers: nnx.Module) -> bool:
+    """Whether layers make a product and add a bias. Others, as those with adapters, do more."""
+    return all(type(layer) is Linear for layer in layers)
+
+
 class FeedForward(nnx.Module):
     """Computes down(activation(up(x))) (arXiv 1706.03762, eq. 2).
 
@@ -212,14 +217,24 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the branch's output (B, T, D), in the dtype of x."""
-        hidden = self.hidden_dropout(self._activate_up(x))
-        return self.output_dropout(self.down_proj(hidden))
+        return self.output_dropout(self._project_twice(x))
+
+    def _project_twice(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Returns down(dropout(activation(up(x)))); as custom calls, where these are taken."""
+        up, down, root = self.up_proj, self.down_proj, GELU_ROOTS.get(self.activation)
+        if root is not None and _are_plain(up, down) and not self.hidden_dropout.active:
+            rows = jnp.reshape(x, (-1, x.shape[-1]))
+            bias = None if up.bias is None else up.bias[...]
+            weights = up.kernel[...], bias, down.kernel[...]
+            if called_feed_forward.fits(rows, *weights) and not up.has_few(rows):
+                y = called_feed_forward.feed_forward(rows, *weights, root=root)
+                return down.finish(y, x.shape[:-1])
+        return down(self.hidden_dropout(self._activate_up(x)))
 
     def _activate_up(self, x: Float[Array, "B T D"]) -> Float[Array, "B T F"]:
         """Returns activation(up(x)); GELU's custom call, where it is taken, adds the bias too."""
         up, root = self.up_proj, GELU_ROOTS.get(self.activation)
-        # A layer of another class, as one with an adapter, is more than a product and a bias.
-        if root is not None and type(up) is Linear and up.bias is not None:
+        if root is not None and _are_plain(up) and up.bias is not None:
             hidden = jax.ShapeDtypeStruct((*x.shape[:-1], up.kernel.shape[1]), x.dtype)
             if called_activations.fits(hidden, up.bias[...]):
                 products = up.multiply(jnp.reshape(x, (-1, x.shape[-1])))

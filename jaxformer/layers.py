@@ -79,6 +79,11 @@ class Linear(nnx.Module):
             return called_products.product(library, rows, kernel)
         return row_product(rows, kernel)
 
+    def has_few(self, rows: Float[Array, "R I"]) -> bool:
+        """Returns whether these rows are so few that their product has a form of its own."""
+        has_copy = self.kernel_OI is not None and few_rows.takes_copies(len(rows))
+        return has_copy or (self.uses_custom_call and few_rows.fits_call(rows))
+
     def finish(self, y: Float[Array, "R O"], leading: tuple[int, ...]) -> Float[Array, "... O"]:
         """Returns x W + b, given x W of all rows, with these leading dimensions."""
         if self.bias is not None:

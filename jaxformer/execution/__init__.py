@@ -18,6 +18,7 @@ Nothing of the mirror is imported here at run time: what a file needs of it come
 - ``called_products``: products of a run on a CPU as custom calls, of jaxformer's or of torch's.
 - ``called_norms``: norms as custom calls, where products are.
 - ``called_activations``: GELU as a custom call, where products are.
+- ``called_feed_forward``: a feed-forward with GELU, whose products and GELU are one custom call.
 - ``called_losses``: the cross-entropy of many classes as a custom call, where products are.
 - ``called_updates``: AdamW of all parameters as one custom call, where products are.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.

@@ -72,8 +72,15 @@ def _product(library: Library, x_RI: Array, kernel_IO: Array) -> Array:
 
 def _product_back(library: Library, kept: tuple[Array, Array], dy_RO: Array) -> tuple[Array, Array]:
     x_RI, kernel_IO = kept
-    dx_RI = _call(library, BY_TRANSPOSED, dy_RO, kernel_IO, x_RI.shape)
-    return dx_RI, _call(library, TRANSPOSED_BY, x_RI, dy_RO, kernel_IO.shape)
+    dx_RI = _product_by_transposed(library, dy_RO, kernel_IO)
+    return dx_RI, product_of_transposed(library, x_RI, dy_RO)
+
+
+def product_of_transposed(
+    library: Library, x_RI: Float[Array, "R I"], y_RO: Float[Array, "R O"]
+) -> Float[Array, "I O"]:
+    """Returns xᵀ y, as the gradient of a kernel is. It is not differentiated."""
+    return _call(library, TRANSPOSED_BY, x_RI, y_RO, (x_RI.shape[1], y_RO.shape[1]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

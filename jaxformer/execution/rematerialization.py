@@ -57,6 +57,11 @@ def rematerialization(choice: Rematerialization) -> Iterator[None]:
         yield
 
 
+def keeps_everything() -> bool:
+    """Returns whether blocks are traced to keep everything that the backward pass uses."""
+    return _chosen.get() == "none"
+
+
 def rematerialize(block: Callable[..., Any]) -> Callable[..., Any]:
     """Returns ``block`` by the choice in effect; its positional arguments are arrays or None."""
     choice = _chosen.get()

@@ -1,10 +1,15 @@
 // Matrix products for XLA on CPUs.
 //
-// XLA calls the functions at the end: for products of two matrices, of the heads of attention, and
-// of rows in groups. All arrays are float32, each row after row. A result is cut into blocks, which
-// the threads of XLA's own pool take, and each block is a product of matrices on one thread.
+// XLA calls the functions at the end: for products of two matrices, also with GELU or its gradients,
+// of the heads of attention, and of rows in groups. All arrays are float32, each row after row. A
+// result is cut into blocks, which the threads of XLA's own pool take, and each block is a product of
+// matrices on one thread.
 
 #include "custom_calls.h"
+#include "gelu.h"
+
+// What is done to a part of a result as soon as it is complete, while it is in a core's cache.
+typedef void Finish(const void* product, Matrix part, int rows, int columns);
 
 // Built with SGEMM the products are those of a library, else jaxformer's own.
 #ifdef SGEMM
@@ -13,8 +18,14 @@
 #include "product_by_tiles.h"
 #endif
 
+static const char kNoMemory[] = "no memory for a matrix product";
 // Of a result that is cut by rows, each part has a multiple of so many.
 enum { kRowStep = 16 };
+
+static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
+                              int rows, int columns, int inner, bool adds) {
+  multiply_and_finish(a, transpose_a, b, transpose_b, c, rows, columns, inner, adds, NULL, NULL);
+}
 
 // A product of two matrices, of which each block is some rows of the result, or some columns.
 typedef struct {
@@ -24,6 +35,12 @@ typedef struct {
   bool transpose_a, transpose_b;
   bool cuts_rows;
   int width;
+  // NULL, or what is done with the result, for which the rest is.
+  Finish* finish;
+  const float* bias;
+  // As large as the result; and for so many of its rows each, gradients of the bias. Either may be NULL.
+  float *slopes, *parts;
+  float root;
 } Product;
 
 static void compute_part(const Job* job, int block) {
@@ -38,8 +55,30 @@ static void compute_part(const Job* job, int block) {
     b.data += p->transpose_b ? first * b.stride : first;
     c.data += first;
   }
-  multiply_matrices(a, p->transpose_a, b, p->transpose_b, c, p->cuts_rows ? width : p->rows,
-                    p->cuts_rows ? p->columns : width, p->inner, false);
+  multiply_and_finish(a, p->transpose_a, b, p->transpose_b, c, p->cuts_rows ? width : p->rows,
+                      p->cuts_rows ? p->columns : width, p->inner, false, p->finish, p);
+}
+
+// Makes y of a result, and the slopes.
+static void activate_part(const void* product, Matrix part, int rows, int columns) {
+  const Product* p = product;
+  const int64_t at = part.data - p->c.data;
+  activate_rows(part.data, p->bias + at % part.stride, part.data,
+                p->slopes ? p->slopes + at : NULL, part.stride, rows, columns, p->root);
+}
+
+// Multiplies a result, which is the gradient of y, by the slopes.
+static void differentiate_part(const void* product, Matrix part, int rows, int columns) {
+  const Product* p = product;
+  int64_t at = part.data - p->c.data;
+  const int64_t column = at % part.stride;
+  for (int row = (int)(at / part.stride), some; rows > 0; rows -= some, row += some) {
+    some = least(kRowsOfPart - row % kRowsOfPart, rows);
+    float* of_bias = p->parts ? p->parts + row / kRowsOfPart * (int64_t)part.stride + column : NULL;
+    differentiate_rows(p->c.data + at, p->slopes + at, p->c.data + at, of_bias, part.stride, some,
+                       columns);
+    at += (int64_t)some * part.stride;
+  }
 }
 
 // Cuts so many rows or columns into at most so many parts, whose widths are multiples of the step.
@@ -138,17 +177,13 @@ static void compute_group(const Job* job, int block) {
   multiply_matrices(a, false, b, transposes, c, rows, width, p->a_width, false);
 }
 
-static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool transpose_b) {
-  if (answers_question(frame)) return NULL;
+// Returns the product of the first two arguments, of which none is empty; NULL without memory.
+static Product* start(XLA_FFI_CallFrame* frame, bool transpose_a, bool transpose_b) {
   const XLA_FFI_Buffer* a = argument(frame, 0);
   const XLA_FFI_Buffer* b = argument(frame, 1);
   const XLA_FFI_Buffer* c = result(frame, 0);
-  if (a->dims[0] == 0 || a->dims[1] == 0 || c->dims[0] == 0 || c->dims[1] == 0) {
-    memset(c->data, 0, c->dims[0] * c->dims[1] * sizeof(float));
-    return NULL;
-  }
   Product* p = calloc(1, sizeof(Product));
-  if (p == NULL) return fail(frame->api, "no memory for a matrix product");
+  if (p == NULL) return NULL;
   p->job.compute = compute_part;
   p->a = (Matrix){a->data, (int)a->dims[1]};
   p->b = (Matrix){b->data, (int)b->dims[1]};
@@ -158,10 +193,58 @@ static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool 
   p->inner = (int)a->dims[transpose_a ? 0 : 1];
   p->transpose_a = transpose_a;
   p->transpose_b = transpose_b;
+  return p;
+}
+
+// Computes a product, and frees it.
+static XLA_FFI_Error* compute(Product* p, XLA_FFI_CallFrame* frame) {
   const int threads = share_of_threads(frame, 2.0 * p->rows * p->columns * p->inner);
   cut(p, threads);
   finish(&p->job, frame, threads);
   return NULL;
+}
+
+static XLA_FFI_Error* multiply(XLA_FFI_CallFrame* frame, bool transpose_a, bool transpose_b) {
+  if (answers_question(frame)) return NULL;
+  const XLA_FFI_Buffer* a = argument(frame, 0);
+  const XLA_FFI_Buffer* c = result(frame, 0);
+  if (a->dims[0] == 0 || a->dims[1] == 0 || c->dims[0] == 0 || c->dims[1] == 0) {
+    memset(c->data, 0, c->dims[0] * c->dims[1] * sizeof(float));
+    return NULL;
+  }
+  Product* p = start(frame, transpose_a, transpose_b);
+  return p ? compute(p, frame) : fail(frame->api, kNoMemory);
+}
+
+static XLA_FFI_Error* multiply_and_activate(XLA_FFI_CallFrame* frame, bool with_slopes) {
+  if (answers_question(frame)) return NULL;
+  Product* p = start(frame, false, false);
+  if (p == NULL) return fail(frame->api, kNoMemory);
+  p->finish = activate_part;
+  p->bias = argument(frame, 2)->data;
+  p->root = *(const float*)argument(frame, 3)->data;
+  p->slopes = with_slopes ? result(frame, 1)->data : NULL;
+  return compute(p, frame);
+}
+
+// The gradient of the bias is empty where there is no bias.
+static XLA_FFI_Error* multiply_and_differentiate(XLA_FFI_CallFrame* frame) {
+  if (answers_question(frame)) return NULL;
+  Product* p = start(frame, false, true);
+  if (p == NULL) return fail(frame->api, kNoMemory);
+  p->finish = differentiate_part;
+  p->slopes = argument(frame, 2)->data;
+  if (result(frame, 1)->dims[0] == 0) return compute(p, frame);
+  const int count = (p->rows + kRowsOfPart - 1) / kRowsOfPart, columns = p->columns;
+  float* parts = p->parts = calloc((size_t)count * columns, sizeof(float));
+  if (parts == NULL) {
+    free(p);
+    return fail(frame->api, kNoMemory);
+  }
+  XLA_FFI_Error* error = compute(p, frame);
+  add_parts(parts, count, columns, columns, result(frame, 1)->data);
+  free(parts);
+  return error;
 }
 
 static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
@@ -172,7 +255,7 @@ static XLA_FFI_Error* multiply_heads(XLA_FFI_CallFrame* frame, Form form) {
   const XLA_FFI_Buffer* weights = form == kScores ? c : a;
   const XLA_FFI_Buffer* per_key = form == kWeightedBack ? c : b;
   Heads* p = calloc(1, sizeof(Heads));
-  if (p == NULL) return fail(frame->api, "no memory for a matrix product");
+  if (p == NULL) return fail(frame->api, kNoMemory);
   p->job.compute = compute_head;
   p->form = form;
   p->a = a->data;
@@ -198,7 +281,7 @@ static XLA_FFI_Error* multiply_groups(XLA_FFI_CallFrame* frame, GroupedForm form
   const XLA_FFI_Buffer* first = argument(frame, 2);
   const XLA_FFI_Buffer* c = result(frame, 0);
   Groups* p = calloc(1, sizeof(Groups));
-  if (p == NULL) return fail(frame->api, "no memory for a matrix product");
+  if (p == NULL) return fail(frame->api, kNoMemory);
   p->job.compute = compute_group;
   p->form = form;
   p->a = a->data;
@@ -230,6 +313,18 @@ XLA_FFI_Error* jaxformer_product_bt(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* jaxformer_product_at(XLA_FFI_CallFrame* frame) {
   return multiply(frame, true, false);
+}
+
+XLA_FFI_Error* jaxformer_product_gelu(XLA_FFI_CallFrame* frame) {
+  return multiply_and_activate(frame, false);
+}
+
+XLA_FFI_Error* jaxformer_product_gelu_and_slope(XLA_FFI_CallFrame* frame) {
+  return multiply_and_activate(frame, true);
+}
+
+XLA_FFI_Error* jaxformer_product_bt_gelu_back(XLA_FFI_CallFrame* frame) {
+  return multiply_and_differentiate(frame);
 }
 
 XLA_FFI_Error* jaxformer_scores(XLA_FFI_CallFrame* frame) { return multiply_heads(frame, kScores); }

@@ -17,13 +17,17 @@ Library = Literal["jaxformer", "torch"]
 LIBRARIES: tuple[Library, ...] = get_args(Library)
 # Custom calls for A B, A Bᵀ and Aᵀ B of matrices.
 PRODUCT, BY_TRANSPOSED, TRANSPOSED_BY = _MATRIX_FORMS = "product", "product_bt", "product_at"
+# A B with GELU of it, alone and with its slope; and A Bᵀ times such slopes.
+GELU, GELU_AND_SLOPE, GELU_BACK = _GELU_FORMS = (
+    "product_gelu", "product_gelu_and_slope", "product_bt_gelu_back",
+)  # fmt: skip
 # Of each head: queries by keys, weights by values, and transposed weights by what queries have.
 SCORES, WEIGHTED, WEIGHTED_BACK = _HEAD_FORMS = "scores", "weighted", "weighted_back"
 # Of rows in groups: with the group's matrix, with it transposed, and the matrices of groups.
 GROUPED, GROUPED_BY_TRANSPOSED, GROUPED_MATRICES = _GROUP_FORMS = (
     "grouped", "grouped_bt", "grouped_matrices",
 )  # fmt: skip
-_FORMS = _MATRIX_FORMS + _HEAD_FORMS + _GROUP_FORMS
+_FORMS = _MATRIX_FORMS + _GELU_FORMS + _HEAD_FORMS + _GROUP_FORMS
 NAME = "matrix_products"
 # How the source is built, from what is best to what every compiler takes.
 _OPTIONS = {"jaxformer": fast_options(NAME), "torch": (("-O2", "-DSGEMM"),)}

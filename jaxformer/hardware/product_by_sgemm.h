@@ -23,13 +23,15 @@ static inline bool best_cut_by_rows(int rows, int columns, bool transpose_a, int
   return rows >= columns / 2;
 }
 
-// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
-static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
-                              int rows, int columns, int inner, bool adds) {
+// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b). The result is finished, if so wanted.
+static void multiply_and_finish(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
+                                int rows, int columns, int inner, bool adds, Finish* finish,
+                                const void* product) {
   const float one = 1, beta = adds ? 1 : 0;
   const int before = set_threads(1);
   // What is C row after row is Cᵀ column after column, and Cᵀ = Bᵀ Aᵀ.
   sgemm(transpose_b ? "T" : "N", transpose_a ? "T" : "N", &columns, &rows, &inner, &one, b.data,
         &b.stride, a.data, &a.stride, &beta, c.data, &c.stride);
   set_threads(before);
+  if (finish) finish(product, c, rows, columns);
 }

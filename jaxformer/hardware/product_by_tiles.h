@@ -75,8 +75,11 @@ static int64_t pack_rows(const float* a, int64_t stride, int rows, int terms, fl
   const int64_t per_tile = kTileRows * terms + kPadding;
   const int most = kPackedTiles * kTileRows;
   for (int row = 0; row < rows; row += most, to += kPackedTiles * per_tile)
-    for (int t = 0; t < terms; ++t)
+    for (int t = 0; t < terms; ++t) {
+      UNROLL for (int i = 0; i < most; i += kLine)
+        __builtin_prefetch(a + (t + kAhead) * stride + row + i);
       pack_term(a + t * stride + row, least(rows - row, most), per_tile, to + t * kTileRows);
+    }
   return per_tile;
 }
 
@@ -173,9 +176,11 @@ static void multiply_block(Factor a, int64_t per_tile, const float* panels, Matr
   }
 }
 
-// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b).
-static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
-                              int rows, int columns, int inner, bool adds) {
+// c = op(a) op(b), of so many rows and columns; or c += op(a) op(b). The result is finished, if so wanted,
+// a block at a time.
+static void multiply_and_finish(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
+                                int rows, int columns, int inner, bool adds, Finish* finish,
+                                const void* product) {
   // A sum is cut into parts of nearly the same length.
   const int parts = inner > kTerms ? (inner + kTerms - 1) / kTerms : 1;
   for (int column = 0; column < columns; column += kBlockColumns) {
@@ -198,6 +203,7 @@ static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpo
         }
         const Matrix result = {c.data + (int64_t)row * c.stride + column, c.stride};
         multiply_block(left, per_tile, space.panels, result, terms, high, wide, adds || from > 0);
+        if (finish && part == parts - 1) finish(product, result, high, wide);
       }
     }
   }

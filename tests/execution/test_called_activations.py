@@ -9,6 +9,7 @@ import pytest
 import torch
 from flax import nnx
 
+from jaxformer.execution import called_feed_forward
 from jaxformer.execution.called_activations import FEWEST_NUMBERS, fits
 from jaxformer.execution.called_activations import gelu as called_gelu
 from jaxformer.execution.called_products import products_of
@@ -113,8 +114,10 @@ def test_the_activations_take_it_and_give_the_same(name):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_a_feed_forward_adds_the_bias_within_the_call(activation):
+def test_a_feed_forward_adds_the_bias_within_the_call(activation, monkeypatch):
     register_products("jaxformer")
+    # As where products are those of torch's library.
+    monkeypatch.setattr(called_feed_forward, "fits", lambda *given: False)
     layer = FeedForward(24, 96, activation=activation, rngs=nnx.Rngs(0))
     x = jnp.asarray(POINTS[: 2 * 30 * 24].reshape(2, 30, 24) / 4)
 
