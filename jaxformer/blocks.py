@@ -22,7 +22,7 @@ from jaxformer.experts import MixtureOfExperts, Routing
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout, in_float32
 from jaxformer.masks import causal_mask, combine_masks, window_mask
-from jaxformer.norms import LayerNorm, LayerScale, NoNorm, RMSNorm
+from jaxformer.norms import LayerNorm, LayerScale, NoNorm, RMSNorm, norm_beside
 from jaxformer.positions import RelativeBuckets
 
 Hidden = Float[Array, "B T D"]
@@ -204,7 +204,8 @@ class PreNormBlock(Block):
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """Returns the residual stream after all branches, by the formula of the class."""
         for norm, branch, drop in branches:
-            x = x + drop(branch(norm(x)))
+            x, normed = norm_beside(norm, x)
+            x = x + drop(branch(normed))
         return x
 
 

@@ -5,6 +5,7 @@ keep too. What JAX derives by itself keeps more and passes over it more often: 1
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,24 @@ class NoNorm(nnx.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x."""
         return x
+
+
+def norm_beside(
+    norm: Callable[[Array], Array], x: Float[Array, "... D"]
+) -> tuple[Float[Array, "... D"], Float[Array, "... D"]]:
+    """Returns x, for what goes on beside a norm, and norm(x).
+
+    Where norms are custom calls, one makes the gradient of the norm and adds the other to it.
+    """
+    if isinstance(norm, LayerNorm | RMSNorm):
+        wide = widen(x)
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        factor = _factor(norm.scale, norm.unit_offset, wide)
+        given = factor, None if bias is None else bias[...].astype(wide.dtype)
+        if called_norms.fits(x, *given):
+            centres = isinstance(norm, LayerNorm)
+            return called_norms.norm_beside(x, *given, eps=norm.eps, centres=centres)
+    return x, norm(x)
 
 
 def make_norm(

@@ -93,6 +93,8 @@ def test_the_same_public_functions(name):
     # A loop on devices leaves out an update that is not finite, so a step of JAX's has two parts.
     one_side_only |= {"average_gradients", "update_state", "update_parameters"}
     one_side_only |= {"is_narrow", "look_up"}
+    # With a custom call the gradient of a norm is added to that of what goes on beside it.
+    one_side_only |= {"norm_beside"}
     one_side_only |= {"most_probable", "draw", "project"}
     one_side_only |= {
         "split",

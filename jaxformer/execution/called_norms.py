@@ -51,15 +51,44 @@ def norm(
         eps: beside the variance.
         centres: whether rows are centred.
     """
-    nothing = jnp.zeros(0, jnp.float32)
-    given = (nothing if p is None else p for p in (factor_D, bias_D))
-    rows = jnp.reshape(x, (-1, x.shape[-1]))
-    return jnp.reshape(_norm((eps, float(centres)), rows, *given), x.shape)
+    arguments = _arguments(x, factor_D, bias_D)
+    return jnp.reshape(_norm((eps, float(centres)), *arguments), x.shape)
+
+
+def norm_beside(
+    x: Float[Array, "... D"],
+    factor_D: Float[Array, "D"] | None,
+    bias_D: Float[Array, "D"] | None,
+    *,
+    eps: float,
+    centres: bool,
+) -> tuple[Float[Array, "... D"], Float[Array, "... D"]]:
+    """Returns x, for what goes on beside the norm, and the norm of x.
+
+    One call makes the gradient of the norm and adds that of what goes on. Arguments as of ``norm``.
+    """
+    arguments = _arguments(x, factor_D, bias_D)
+    passed, y = _norm_beside((eps, float(centres)), *arguments)
+    return jnp.reshape(passed, x.shape), jnp.reshape(y, x.shape)
+
+
+def _arguments(
+    x: Float[Array, "... D"], *parameters: Float[Array, "D"] | None
+) -> tuple[Array, Array, Array]:
+    factor, bias = (jnp.zeros(0, jnp.float32) if p is None else p for p in parameters)
+    return jnp.reshape(x, (-1, x.shape[-1])), factor, bias
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _norm(settings: tuple[float, float], x_RD: Array, factor: Array, bias: Array) -> Array:
     return _norm_and_moments(settings, x_RD, factor, bias)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _norm_beside(
+    settings: tuple[float, float], x_RD: Array, factor: Array, bias: Array
+) -> tuple[Array, Array]:
+    return x_RD, _norm_and_moments(settings, x_RD, factor, bias)[0]
 
 
 def _norm_and_moments(
@@ -80,14 +109,35 @@ def _norm_forward(
     return y_RD, (x_RD, factor, bias, moments_R2)
 
 
+def _norm_beside_forward(
+    settings: tuple[float, float], x_RD: Array, factor: Array, bias: Array
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    y_RD, kept = _norm_forward(settings, x_RD, factor, bias)
+    return (x_RD, y_RD), kept
+
+
 def _norm_back(
     settings: tuple[float, float], kept: tuple[Array, ...], dy_RD: Array
 ) -> tuple[Array, ...]:
+    return _gradients(settings, kept, jnp.zeros(0, jnp.float32), dy_RD)
+
+
+def _norm_beside_back(
+    settings: tuple[float, float], kept: tuple[Array, ...], gradients: tuple[Array, Array]
+) -> tuple[Array, ...]:
+    return _gradients(settings, kept, *gradients)
+
+
+def _gradients(
+    settings: tuple[float, float], kept: tuple[Array, ...], beside: Array, dy_RD: Array
+) -> tuple[Array, ...]:
+    """Those of rows, factor and bias; ``beside`` is what rows have besides, or empty."""
     x_RD, factor, bias, moments_R2 = kept
     shapes = [x_RD.shape, factor.shape, bias.shape]
-    arguments = x_RD, factor, bias, np.array(settings, np.float32), moments_R2, dy_RD
+    arguments = x_RD, factor, bias, np.array(settings, np.float32), moments_R2, dy_RD, beside
     # The gradient of the rows is written in place of that of the result.
     return call_for_floats(norm_calls.NORM_BACK, shapes, *arguments, replaces={5: 0})
 
 
 _norm.defvjp(_norm_forward, _norm_back)
+_norm_beside.defvjp(_norm_beside_forward, _norm_beside_back)

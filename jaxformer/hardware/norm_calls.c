@@ -18,6 +18,8 @@ typedef struct {
   Job job;
   // Without a factor or a bias the pointer is NULL.
   const float *x, *factor, *bias, *dy;
+  // NULL, or the gradients that the rows have beside those of the norm.
+  const float* beside;
   // Mean and one over the root of the variance of each row.
   float* moments;
   float *y, *dx;
@@ -74,7 +76,7 @@ INLINE void normalize_row(const Norms* p, int row, const bool has_factor, const 
 // Of a row on the way back. With n the row without factor and bias, s its scale and g = dy · factor:
 // dx = s (g - mean(g) - n mean(n g)), where the norm of a row's mean square has no mean(g).
 typedef struct {
-  const float *x, *dy;
+  const float *x, *dy, *beside;
   float *dx, *of_factor, *of_bias;
   float mean, scale;
 } Row;
@@ -97,7 +99,9 @@ INLINE void differentiate_some(const Norms* p, const Row* row, int at, const int
   const Vector n = (load_some(row->x + at, count, 0) - row->mean) * row->scale;
   Vector g = load_some(row->dy + at, count, 0);
   if (has_factor) g *= load_some(p->factor + at, count, 0);
-  store_some(row->dx + at, count, (g - shift - n * slope) * row->scale);
+  Vector dx = (g - shift - n * slope) * row->scale;
+  if (row->beside) dx += load_some(row->beside + at, count, 0);
+  store_some(row->dx + at, count, dx);
 }
 
 INLINE void differentiate_row(const Norms* p, const Row* row, const bool has_factor,
@@ -125,8 +129,8 @@ INLINE void compute_rows(const Norms* p, int block, const bool is_back, const bo
     }
     const int64_t at = (int64_t)number * p->width;
     float* part = p->parts + (int64_t)block * 2 * p->width;
-    const Row row = {p->x + at, p->dy + at, p->dx + at, part, part + p->width,
-                     p->moments[2 * number], p->moments[2 * number + 1]};
+    const Row row = {p->x + at, p->dy + at, p->beside ? p->beside + at : NULL, p->dx + at, part,
+                     part + p->width, p->moments[2 * number], p->moments[2 * number + 1]};
     differentiate_row(p, &row, has_factor, has_bias);
   }
 }
@@ -192,6 +196,7 @@ XLA_FFI_Error* jaxformer_norm_back(XLA_FFI_CallFrame* frame) {
   if (p == NULL) return fail(frame->api, "no memory for a norm");
   p->moments = argument(frame, 4)->data;
   p->dy = argument(frame, 5)->data;
+  p->beside = unless_empty(argument(frame, 6));
   p->dx = result(frame, 0)->data;
   const int count = p->job.count, width = p->width;
   float* parts = calloc((size_t)count * 2 * width + 1, sizeof(float));

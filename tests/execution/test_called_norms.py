@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxformer.execution.called_norms import FEWEST_NUMBERS, fits, norm
+from jaxformer.execution.called_norms import FEWEST_NUMBERS, fits, norm, norm_beside
 from jaxformer.execution.called_products import products_of
 from jaxformer.execution.sharding import layout
 from jaxformer.hardware import norm_calls
-from jaxformer.norms import LayerNorm, RMSNorm
+from jaxformer.norms import LayerNorm, NoNorm, RMSNorm
+from jaxformer.norms import norm_beside as of_modules
 from tests.hardware.test_custom_calls import needs_calls
 from tests.support.narrow_calls import BUILDS, use_build
 
@@ -111,6 +112,36 @@ def test_a_norm_and_its_gradients_are_right_to_rounding(shape, kind):
     ):
         assert array.shape == exact.shape
         assert np.all(np.abs(np.asarray(array, np.float64) - exact) <= bound)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_goes_on_beside_a_norm_adds_its_gradient(shape, kind):
+    x, factor, bias, dy = draw(shape, kind)
+    beside, settings = dy[..., ::-1].copy(), {"eps": EPS, "centres": kind[0]}
+    (passed, y), pull = jax.vjp(lambda *given: norm_beside(*given, **settings), x, factor, bias)
+    expected, pull_norm = jax.vjp(lambda *given: norm(*given, **settings), x, factor, bias)
+    np.testing.assert_array_equal(passed, x)
+    np.testing.assert_array_equal(y, expected)
+    found, of_norm = pull((jnp.asarray(beside), jnp.asarray(dy))), pull_norm(jnp.asarray(dy))
+    for one, other in zip(found[1:], of_norm[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    # Both sums are rounded, and one of the norms before its sum.
+    summed = of_norm[0] + beside
+    assert np.all(abs(found[0] - summed) <= 1.01 * ROUNDING * (abs(of_norm[0]) + 2 * abs(summed)))
+
+
+@pytest.mark.parametrize("make", [LayerNorm, RMSNorm])
+def test_a_block_takes_the_call_for_both(make):
+    layer, x = make(64), jnp.asarray(draw((80, 64), KINDS[0])[0])
+    for norm_of, called in ((layer, True), (NoNorm(), False)):
+        with products_of("jaxformer"):
+            program = jax.make_jaxpr(lambda x, norm_of=norm_of: of_modules(norm_of, x))(x)
+            passed, y = of_modules(norm_of, x)
+        assert ("jaxformer_norm" in str(program)) == called
+        np.testing.assert_array_equal(passed, x)
+        np.testing.assert_allclose(y, norm_of(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rms", [False, True])
