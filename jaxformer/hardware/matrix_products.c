@@ -21,6 +21,7 @@ typedef void Finish(const void* product, Matrix part, int rows, int columns);
 static const char kNoMemory[] = "no memory for a matrix product";
 // Of a result that is cut by rows, each part has a multiple of so many.
 enum { kRowStep = 16 };
+_Static_assert(kRowStep % kRowsOfPart == 0, "threads share no part of a bias's gradient");
 
 static void multiply_matrices(Matrix a, bool transpose_a, Matrix b, bool transpose_b, Matrix c,
                               int rows, int columns, int inner, bool adds) {
